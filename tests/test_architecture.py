@@ -49,7 +49,7 @@ LIBRARIES = {  # package or module: the third-party libraries it may import
     "attacks": "annotated_types torch",
     "engine": "numpy ray torch",
     "record": "annotated_types numpy pandas pydantic pydantic_core safetensors torch",
-    "experiment": "annotated_types mlflow optuna pydantic pydantic_core ray safetensors tomli_w torch wandb",
+    "experiment": "annotated_types mlflow pydantic pydantic_core ray safetensors tomli_w torch wandb",
     "hosts": "flwr numpy ray safetensors tomli_w torch",
     "report": "jinja2 numpy pandas pydantic rich scipy torch vl_convert",
     "prediction": "numpy pandas torch",

@@ -299,7 +299,6 @@ def test_the_inventory_names_runs_that_exist_and_reasons() -> None:
         complete = cw.load(FILES[name], preset=preset or None)
         wanted = f"{counted(len(complete.seeds), 'seed')}, {counted(complete.rounds, 'round')}"
         assert row.get("why") or (run and run.about["size"] == wanted), row["what"]
-        assert ("result" in row) == (run is not None), row["what"]
     assert {row["run"].partition(":")[0] for row in rows} == PAPERS
 
 

@@ -55,11 +55,9 @@ BATCH = 1024  # samples times models in one pass
 CHUNK = 16  # clients that train, or models that are evaluated, at once
 WARM_UP = 12  # clients of a first run, for what libraries load and keep
 ROUNDS = 2
-LONG = 3  # rounds of evidence that keeps models: from the third on, FLDetector predicts
 
 # Fewer steps than by default, which take no other memory
 QUICK: dict[str, dict[str, Any]] = {
-    "FLDetector": {"evidence": {"name": "fldetector", "window": 1}},
     "GeometricMedian": {"rule": {"name": "geometric_median", "steps": 2}},
     "RecommendedDataFree": {"rule": {"name": "geometric_median", "steps": 2}},
     "Shapley": {"evidence": {"name": "shapley", "orders": 1, "tolerance": 1.0}},
@@ -102,7 +100,7 @@ def tables() -> Iterator[tuple[str, dict[str, Any]]]:
 def _config(methods: list[Any], hidden: int = 1) -> dict[str, Any]:
     return {
         "name": "memory",
-        "rounds": LONG,
+        "rounds": ROUNDS,
         "device": "cpu",
         "workers": 1,
         "model": {"name": "mlp", "hidden": [hidden]},
@@ -157,7 +155,7 @@ def measure(name: str, table: dict[str, Any], clients: int, hidden: int) -> dict
     before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     with threads_for(engine.spec.size):
-        for _ in range(LONG if method.evidence and method.client_models else ROUNDS):
+        for _ in range(ROUNDS):
             state, _ = run_round(state, method, plan, engine)
             kept = engine.state()  # as a lane keeps it for its checkpoint
     peak = memory("VmHWM")

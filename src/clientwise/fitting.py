@@ -29,7 +29,7 @@ from .experiment.config.tables import ConfigTable
 from .experiment.config_file import merge, read_config
 from .experiment.load import make_experiment
 from .experiment.running import runner
-from .experiment.running.lanes import Progress
+from .experiment.trackers import Progress
 from .models.modules import OwnModel, OwnNetwork
 from .record.files import plain_name
 from .registry import suggest
@@ -445,7 +445,7 @@ def _run_folder(
     if model is not None:
         experiment = experiment.with_model(OwnModel(model))
         _refuse_other_processes(experiment, "your model", "cw.parts.MODELS.register")
-    for function in experiment.functions:
+    for function in experiment.given:
         kind, name = function.split(" ", 1)
         how = HOW.get(kind, "cw.criterion")
         _refuse_other_processes(experiment, f"your {kind} {name}", how)

@@ -229,17 +229,16 @@ class Run:
         """
         return self.model(self._only_method("module"))
 
-    def model(self, method: str, seed: int | None = None, *, after: int | None = None) -> nn.Module:
+    def model(self, method: str, seed: int | None = None) -> nn.Module:
         """The network that a method has trained, in eval mode.
 
+        It is the model after the last round or, with `keep = "best"`, after the best one.
         It is made as the run's config says: the plugins that the config names are imported. A network of your own
         must be given when the run is opened: `cw.load(folder, module=Net)`. What `cw.fit` and `cw.run` return has it.
 
         Args:
             method: the method.
             seed: the seed; by default the first one.
-            after: the round whose model to load, or "best" (see `keep` and `keep_every` in the config); by
-                default the last one, or the best with `keep = "best"`.
 
         Example:
             >>> torch.equal(run.model("Recommended", seed=1).weight, run.module.weight)
@@ -247,7 +246,7 @@ class Run:
         """
         if seed is None:
             seed = self._first_seed(method)
-        _, tensors = self._trained(method, seed, after)
+        _, tensors = self._trained(method, seed)
         about = self._record.model_facts(seed)
         network = self._untrained(seed)
         try:
@@ -289,7 +288,6 @@ class Run:
         folder: str | Path,
         *,
         onnx: bool = False,
-        after: int | None = None,
     ) -> list[Path]:
         """Write a method's trained model as named tensors (safetensors), and as ONNX.
 
@@ -302,7 +300,6 @@ class Run:
             seed: the seed.
             folder: where the files are written.
             onnx: whether to write ONNX too.
-            after: as for `model`.
 
         Returns:
             The files.
@@ -314,20 +311,17 @@ class Run:
         if onnx:
             with needing("onnx", "ONNX"):
                 import_module("onnxscript")  # PyTorch needs it to write ONNX
-        round_num, tensors = self._trained(method, seed, after)
+        round_num, tensors = self._trained(method, seed)
         plain = plain_name(method)
         alike = [one for one in self.methods if plain_name(one) == plain]
         number = f"-{alike.index(method) + 1}" if len(alike) > 1 else ""
-        name = f"{plain}{number}-seed{seed}"
-        if after is not None:
-            name += f"-round{round_num}"
-        path = Path(folder) / f"{name}{ENDING}"
+        path = Path(folder) / f"{plain}{number}-seed{seed}{ENDING}"
         make_folder(path.parent)
         header = self._model_header(method, seed, round_num)
         write_model(path, tensors, header)
         if not onnx:
             return [path]
-        network = self.model(method, seed, after=after)
+        network = self.model(method, seed)
         return [path, _write_onnx(network, header, path.with_suffix(".onnx"))]
 
     def report(
@@ -405,11 +399,11 @@ class Run:
         self._record.about(method)  # an unknown method is an error
         return self._record.seeds(method)[0]
 
-    def _trained(self, method: str, seed: int, after: int | None) -> tuple[int, dict[str, Tensor]]:
+    def _trained(self, method: str, seed: int) -> tuple[int, dict[str, Tensor]]:
         if self._record.about(method).control == "alone":
             message = f"{method} has no model: every client keeps one of its own"
             raise RunError(f"{self._record.id}: {message}")
-        return self._record.trained(method, seed, after)
+        return self._record.trained(method, seed)
 
     def _untrained(self, seed: int) -> nn.Module:
         """The network, with frozen parameters as in the run: those of its first seed."""

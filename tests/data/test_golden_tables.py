@@ -16,10 +16,10 @@ import pandas
 import pytest
 
 from clientwise.data.datasets import DATASETS
-from clientwise.data.division import federate
 from clientwise.data.federated import FederatedData
 from clientwise.data.own import read_own
 from clientwise.data.partition import by_id
+from dividing import federate
 
 GOLDEN = Path(__file__).with_name("golden_tables.json")
 DIGITS = 6

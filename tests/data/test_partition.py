@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clientwise.data.datasets import digits
-from clientwise.data.division import _at_least, federate
+from clientwise.data.division import _at_least
 from clientwise.data.partition import (
     PARTITIONS,
     Pool,
@@ -17,6 +17,7 @@ from clientwise.data.partition import (
     shards,
     table,
 )
+from dividing import federate
 
 TARGETS = torch.arange(1000) % 10
 POOL = Pool(TARGETS, 10, ids=torch.arange(1000) // 10)  # ten samples of each of a hundred ids

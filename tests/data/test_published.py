@@ -25,13 +25,13 @@ from small_files import (
 )
 
 from clientwise.data.datasets import DATASETS, DataError, images, tables
-from clientwise.data.division import federate
 from clientwise.data.federated import Samples
 from clientwise.data.partition import iid
+from dividing import federate
 
 FOLDER_DATASETS = (
     *("mnist", "cifar10", "celeba", "malaria", "vgg_cells", "movie_reviews", "femnist"),
-    *("heart", "tcga_brca", "parkinsons", "wisdm", "beijing_air", "digit_domains"),
+    *("heart", "tcga_brca", "wisdm"),
 )
 
 

@@ -33,7 +33,7 @@ from clientwise.experiment.matrix.grid import (
     open_matrix,
 )
 from clientwise.experiment.matrix.runs import CellsFailedError, run_matrix
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 from clientwise.record.run import is_finished
 from clientwise.report.items import Chart, Table
 from clientwise.report.page import as_csv
@@ -284,8 +284,8 @@ def test_seeds_shares_and_rounds_are_added_as_to_plain_runs(finished: Path, tmp_
         ({"name": "other"}, r"name = 'other' \(was 'tiny'\)\. Resume"),
         ({"training": {"batch_size": 5}}, r"training.batch_size = 5 \(was 20\)\. Resume"),
         (
-            {"methods": [{"like": "Median", "brake": 3.0}]},
-            r"methods.Median.brake = 3.0 \(was none\)\. Resume",
+            {"methods": [{"like": "Median", "adapters": "factors"}]},
+            r"methods.Median.adapters = 'factors' \(was 'products'\)\. Resume",
         ),
         (
             {"attacks": {"flip": {"attack": {"name": "sign_flip", "strength": 2.0}}}},
@@ -354,7 +354,7 @@ def edit_origin(folder: Path, change: Callable[[dict[str, Any]], object]) -> Non
 FAULTY = """
 import os
 import clientwise as cw
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 
 class Own(Exception):
     def __init__(self, one, two):

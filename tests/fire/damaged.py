@@ -14,19 +14,17 @@ from pathlib import Path
 
 import numpy
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from small_files import (
-    write_air,
     write_brca,
     write_celeba,
     write_cells,
     write_cifar10,
-    write_domains,
     write_heart,
     write_leaf,
     write_malaria,
     write_mnist,
-    write_parkinsons,
     write_reviews,
     write_table,
     write_wisdm,
@@ -69,10 +67,7 @@ WHOLE: dict[str, tuple[str, Callable[[Path], object]]] = {  # the dataset, and w
     "femnist": ("femnist", _femnist),
     "heart": ("heart", write_heart),
     "tcga_brca": ("tcga_brca", write_brca),
-    "parkinsons": ("parkinsons", write_parkinsons),
     "wisdm": ("wisdm", write_wisdm),
-    "beijing_air": ("beijing_air", write_air),
-    "digit_domains": ("digit_domains", write_domains),
     "table": ("table", write_table),
     "npz": ("npz", _npz),
 }

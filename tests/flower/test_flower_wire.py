@@ -57,8 +57,8 @@ TRAINED = LocalTraining(
     [
         TASK,
         Task(1, LocalTraining(), RobustLoss(shape=0.2), ()),
-        Task(1, TRAINED, FocalLoss(0.5, (1.0, 1 / 3)), ()),
-        Task(1, LocalTraining(), HuberLoss(0.1), ()),
+        Task(1, TRAINED, FocalLoss(gamma=0.5, class_weights=(1.0, 1 / 3)), ()),
+        Task(1, LocalTraining(), HuberLoss(delta=0.1), ()),
         None,
     ],
 )

@@ -20,7 +20,7 @@ import torch
 import clientwise as cw
 from clientwise.core.types import RoundRecord
 from clientwise.errors import NotBegunError, RunError
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 from clientwise.record.database import VERSION, recorded_fact
 from clientwise.record.files import locked
 from clientwise.record.run import COLUMNS, RunFolder, is_finished

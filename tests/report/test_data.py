@@ -10,13 +10,13 @@ import torch
 
 from clientwise.core.objective.problem import Classification
 from clientwise.data.datasets import diabetes, digits
-from clientwise.data.division import federate
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.partition import Pool, iid, shards, table
 from clientwise.data.summary import DataSummary, summarise
 from clientwise.report.about import data_chart, data_items
 from clientwise.report.charts import draw
 from clientwise.report.items import Table
+from dividing import federate
 
 COUNTS = [[30, 0, 5] + [0] * 7, [30, 40, 0] + [0] * 7, [100] + [0] * 9]
 

@@ -31,7 +31,6 @@ KEYS = {
     *(
         "server_set",
         "keep",
-        "keep_every",
         "stop_early",
         "checkpoint_seconds",
         "device",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 from clientwise.flower import server_app
 from clientwise.record.run import RunFolder
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

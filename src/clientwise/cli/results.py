@@ -182,14 +182,6 @@ def export(
         Path | None,
         Option("--out", help="Folder of the models. Default: models in the run."),
     ] = None,
-    after: Annotated[
-        int | None,
-        Option(
-            "--round",
-            help="A round that `keep_every` in the config kept. Default: the last, or the best "
-            'with keep = "best".',
-        ),
-    ] = None,
     onnx: Annotated[
         bool,
         Option("--onnx", help="Also write ONNX; this imports the plugins of the run's config."),
@@ -218,7 +210,7 @@ def export(
     target = out_folder or run.folder / "models"
     with writing_to(target), err.status("Writing the models"):
         for one in chosen:
-            paths = run.export(one.method, one.seed, target, onnx=onnx, after=after)
+            paths = run.export(one.method, one.seed, target, onnx=onnx)
             print_lines(str(path) for path in paths)
 
 

@@ -359,7 +359,7 @@ def exp_loss(clients: ClientFacts, *, beta: PositiveFloat = 1.0) -> Tensor:
 
 @criterion("start_loss", measured_by="client")
 def start_loss(clients: ClientFacts) -> Tensor:
-    """Loss of the received model on the client's training samples, before it trains (q-FedAvg, AFL).
+    """Loss of the received model on the client's training samples, before it trains (q-FedAvg, FOCUS).
 
     Returns:
         Values [n], zero or more.

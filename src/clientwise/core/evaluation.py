@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from .cohort import Cohort
@@ -96,8 +95,7 @@ def why_kept(chosen: Candidate, cohort: Cohort, evaluations: Evaluations) -> Kep
         return Kept("aggregate")
     by_clients = None if chosen.released else evaluations.local
     evaluation = evaluations.report or by_clients
-    unanswered = _why_no_answers(evaluation) if evaluation else None
-    return unanswered or _why_braked(chosen.model, cohort)
+    return _why_no_answers(evaluation) if evaluation else None
 
 
 def _why_no_weights(chosen: Candidate, cohort: Cohort) -> Kept | None:
@@ -121,22 +119,6 @@ def _why_no_answers(evaluation: Evaluation) -> Kept | None:
         return Kept("no evaluation")
     usable = evaluation.losses[0][held].abs() < LARGEST_LOSS
     return None if float(usable.double().mean()) > 0.5 else Kept("predictions")
-
-
-def _why_braked(model: Tensor, cohort: Cohort) -> Kept | None:
-    """Whether the new model [d] is significantly worse on the server's set, if the method brakes."""
-    brake = cohort.method.brake
-    if brake is None:
-        return None
-    judged = cohort.engine.evaluate_server(torch.stack([cohort.state.model, model]), "weigh")
-    if judged is None:
-        return None
-    assert judged.sample_losses is not None, "the server knows its own samples"
-    good = -judged.sample_losses if judged.right is None else judged.right
-    worse = good[0].double() - good[1].double()  # [N]
-    mean = float(worse.mean())
-    error = float(worse.std(correction=0)) / len(worse) ** 0.5
-    return Kept("brake", f"{mean:.3g} ± {error:.2g}") if mean > brake * error else None
 
 
 def record_round(

@@ -19,7 +19,7 @@ from .clock import Clock, Pace
 from .criteria import Criterion, Memory, make_criterion
 from .evidence import Evidence
 from .feedback import Adjustment, LossAdapter
-from .objective.loss import BALANCED, LOSSES, Loss
+from .objective.loss import BALANCED, Loss, make_loss
 from .objective.problem import Problem
 from .privacy import Accountant, LocalNoise, Privacy
 from .sampling import ByScore, poisson_sample, sample_clients, secret_sample
@@ -55,8 +55,6 @@ class Method:
     # The server trains the result on the samples it weighs by
     fine_tune: LocalTraining | None = None
     line_search: bool = True  # of fine_tune: keep the best model on the way, by the same samples
-    # Keep the old model if the new one is worse by so many standard errors
-    brake: float | None = None
     control: Control | None = None  # not federated, for comparison
     pace: Pace = field(default_factory=Pace)  # when a round ends, if clients take time
     privacy: Privacy | None = None  # differential privacy of the clients
@@ -114,9 +112,7 @@ class Method:
 
     def averaging(self, score: Score) -> Score:
         """What the prior weights are proportional to: the score, unless it draws the clients instead."""
-        if self.sampling is not None and self.sampling.averages_equally:
-            return Equal()
-        return score
+        return Equal() if self.sampling else score
 
     def draws(self, state: ServerState) -> Sample | None:
         """How the clients of the next round are drawn, in the place of `sample_clients`; None: as that does."""
@@ -175,7 +171,7 @@ class Method:
         """
         if self.loss is None:
             return problem.loss
-        return LOSSES.get(self.loss.name)(label_counts, **self.loss.options)
+        return make_loss(self.loss.name, self.loss.options, label_counts)
 
     @property
     def counts_labels(self) -> bool:

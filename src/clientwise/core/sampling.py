@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,13 +84,11 @@ class ByScore:
     the cohort's size, or 1 where that is more; the others then share what is left. A client without
     criteria has the mean score. Before the first criteria, all clients are alike.
 
-    With equal weights, a client's expected weight is its share, as in scheme I of Li et al. (2020).
-    Weights by the score count every criterion twice. What favours clients biases the model towards
-    their data, whichever way it is averaged (Cho et al., 2022).
+    The drawn clients have equal weights before the evidence, so a client's expected weight is its share
+    (scheme I of Li et al., 2020). What favours clients biases the model towards their data (Cho et al., 2022).
 
     Args:
         floor: part of the share that all K clients have alike, so that each is drawn at times.
-        average: weights of the drawn clients: "uniform", or by their "score" as well.
 
     >>> scores = torch.tensor([3.0, 1.0, torch.nan, 0.0])  # the third has not been seen
     >>> [round(one, 3) for one in ByScore(floor=0.2).probabilities(scores, 2).tolist()]
@@ -98,12 +96,6 @@ class ByScore:
     """
 
     floor: OpenShare = 0.1
-    average: Literal["uniform", "score"] = "uniform"
-
-    @property
-    def averages_equally(self) -> bool:
-        """Whether the drawn clients have equal weights before the evidence."""
-        return self.average != "score"
 
     def probabilities(self, scores: Tensor, size: int) -> Tensor:
         """The probability [K] that each client is among `size` drawn ones, for its score or NaN [K]."""

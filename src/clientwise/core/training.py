@@ -81,7 +81,6 @@ def sgd(
     *,
     momentum: Decay = 0.0,
     weight_decay: NonNegativeFloat = 0.0,
-    nesterov: bool = False,
 ) -> torch.optim.Optimizer:
     """Stochastic gradient descent.
 
@@ -90,17 +89,9 @@ def sgd(
         rate: the learning rate.
         momentum: decay of the sum of gradients. Typical values are 0.9 to 0.99.
         weight_decay: L2 penalty on the weights. Typical values are 0.0001 to 0.001.
-        nesterov: Nesterov's momentum.
     """
     make: MakeOptimizer = TensorRateSGD if isinstance(rate, Tensor) else torch.optim.SGD
-    made: torch.optim.Optimizer = make(
-        parameters,
-        rate,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        nesterov=nesterov,
-    )
-    return made
+    return make(parameters, rate, momentum=momentum, weight_decay=weight_decay)
 
 
 @OPTIMIZERS.register("adam", ADAPTIVE)
@@ -177,21 +168,13 @@ class TensorRateSGD(torch.optim.Optimizer):
         *,
         momentum: float,
         weight_decay: float,
-        nesterov: bool,
     ) -> None:
-        if nesterov and not momentum:
-            raise ValueError("Nesterov momentum requires a momentum")
-        options = {
-            "lr": rate,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-        }
+        options = {"lr": rate, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(parameters, options)
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """θ −= η·v with v = m·v + ∇ + λ·θ; with Nesterov's momentum, θ −= η·(∇ + λ·θ + m·v)."""
+        """θ −= η·v with v = m·v + ∇ + λ·θ."""
         for group in self.param_groups:
             momentum = group["momentum"]
             for parameter in group["params"]:
@@ -202,8 +185,7 @@ class TensorRateSGD(torch.optim.Optimizer):
                     state = self.state[parameter]
                     if not state:
                         state["momentum_buffer"] = torch.zeros_like(parameter)
-                    velocity = state["momentum_buffer"].mul_(momentum).add_(change)
-                    change = change.add(velocity, alpha=momentum) if group["nesterov"] else velocity
+                    change = state["momentum_buffer"].mul_(momentum).add_(change)
                 parameter.addcmul_(change, group["lr"], value=-1)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -125,22 +124,6 @@ def hand_out(
     return data
 
 
-def federate(
-    samples: Samples,
-    partition: Callable[[Pool, int], list[Tensor]],
-    seed: int,
-    *,
-    test_fraction: float,
-    server_fraction: float,
-    official_test: OfficialTest = "pooled",
-    **handed: Any,
-) -> FederatedData:
-    """`divide` and then `hand_out`, which takes the other options."""
-    fractions = {"test_fraction": test_fraction, "server_fraction": server_fraction}
-    division = divide(samples, partition, seed, official_test=official_test, **fractions)
-    return hand_out(samples, division, seed, **handed)
-
-
 def contribute(train: Holdings, fraction: float, seed: int) -> Holdings:
     """A random share of every client's training samples, by the client's own labels, handed to the server."""
     picked = []
@@ -152,10 +135,7 @@ def contribute(train: Holdings, fraction: float, seed: int) -> Holdings:
 
 
 def client_names(samples: Samples, parts: Sequence[Tensor]) -> tuple[str, ...]:
-    """The clients by the names of their ids, numbered if an id has several clients.
-
-    Empty if a client has several ids.
-    """
+    """The clients by the names of their ids; empty if a client has several ids, or an id several clients."""
     if samples.ids is None or not samples.names:
         return ()
     whose = [torch.unique(samples.ids[part]).tolist() for part in parts]
@@ -165,13 +145,8 @@ def client_names(samples: Samples, parts: Sequence[Tensor]) -> tuple[str, ...]:
         raise DataError(
             f"the dataset has {len(samples.names)} names for ids up to {int(samples.ids.max())}; give one for each"
         )
-    names = [samples.names[ids[0]] for ids in whose]
-    per_name = Counter(names)
-    so_far = Counter[str]()
-    for client, name in enumerate(names):
-        so_far[name] += 1
-        names[client] = f"{name} {so_far[name]}" if per_name[name] > 1 else name
-    return tuple(names)
+    names = tuple(samples.names[ids[0]] for ids in whose)
+    return names if len({*names}) == len(names) else ()
 
 
 def deal_alike(

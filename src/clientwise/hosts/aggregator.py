@@ -24,8 +24,8 @@ from ..core.weights.weighting import ScoreError
 from ..errors import plain
 from ..experiment.running.about import about_method
 from .engine import Arrays, HostEngine, Layout, Pair, server_engine
-from .methods import build, recorded_table, settings_of, with_criteria
-from .record import Best, BestModel, HostRecord, refuse_run
+from .methods import build, settings_of
+from .record import BestModel, HostRecord, refuse_run
 from .values import (
     WEIGHT,
     Client,
@@ -34,7 +34,6 @@ from .values import (
     Measure,
     ServerError,
     Weights,
-    mean_of_claims,
     require,
 )
 
@@ -85,10 +84,8 @@ class Aggregator:
         max_clients: clients that may take part, where `clients` does not name them.
         folder: a new run folder for the record, which `clientwise show` and `report` read.
         rounds: how many rounds are planned, for the record.
-        keep_best: a metric by which the best model so far is kept as `best.safetensors` in `folder`:
-            "loss", a built-in metric, or "lowest NAME" or "highest NAME" of another. "loss" and the
-            problem's metric are measured on the server's samples, where it has some. Otherwise it is a
-            value of the clients for the model that they were sent.
+        keep_best: "loss" or the problem's metric, measured on the server's samples: the best model so
+            far by it is kept as `best.safetensors` in `folder`.
 
     Attributes:
         round_num: the number of rounds so far.
@@ -125,25 +122,21 @@ class Aggregator:
         keep_best: str | None = None,
     ) -> None:
         self.round_num = 0
-        self._best = None if keep_best is None else BestModel(keep_best, folder)
         functions = dict(measured_here or {})
-        own_values = set(functions)
         if weights is not None:
             if criteria is not None or score is not None or normalise is not None:
                 raise ValueError("weights stand instead of criteria, score and normalise")
             criteria = [WEIGHT]
-            own_values.add(WEIGHT)
-        settings = settings_of(method)
-        self._table = recorded_table(settings, criteria, score, normalise)
-        self._about = about_method(settings, self._table)
+        self._settings = settings_of(method, criteria, score, normalise, functions)
         self._server, self._spec = server_engine(model, weigh, report, num_classes, seed)
-        self._method = build(settings, learning_rate, weigh is not None)
-        if criteria is not None:
-            self._method = with_criteria(
-                self._method, criteria, score, normalise, own_values, weigh is not None
-            )
+        self._method = build(self._settings, learning_rate, weigh is not None)
         num_clients = max_clients if clients is None else len(clients)
         self._engine = HostEngine(num_clients, self._server, num_classes)
+        self._best = None
+        if keep_best is not None:
+            if self._server is None:
+                raise ValueError("keep_best needs samples of the server: give `model` and `report`")
+            self._best = BestModel(keep_best, self._engine.problem, folder)
         self._values = ClientValues(self._method.criteria, functions, self._engine.problem, weights)
         # May be an array, which is neither true nor false
         named = () if clients is None else clients
@@ -246,8 +239,6 @@ class Aggregator:
             return None
         self._replies.models[client] = vector
         self._replies.values[client] = measured
-        if self._best is not None:
-            self._replies.metric[client] = values.get(self._best.metric)
         return fitted
 
     def refuse(self, client: Client, reason: Reason | str) -> None:
@@ -272,10 +263,10 @@ class Aggregator:
         with self._naming_clients():
             self._state, record = run_round(state, self._method, plan, self._engine)
         self.round_num = record.round_num
-        of_best = map(plain, self._keep_best(record, replies))
-        record = replace(record, notes=(*of_best, *record.notes))
         refusals = {client: str(reason) for client, reason in replies.refusals.items()}
         done = aggregate_of(record, layout.named(self._state.model), client_of, refusals)
+        if self._best is not None and record.report is not None:
+            self._best.offer(record.report, done.model, record.round_num)
         record = replace(record, notes=(*map(plain, without_row), *record.notes))
         self._values.remember(done.criteria)
         self._write(record, time.perf_counter() - began)
@@ -313,11 +304,6 @@ class Aggregator:
     def draws_clients(self) -> bool:
         """Whether the method draws the clients of a round; see `choose`."""
         return self._method.sampling is not None
-
-    @property
-    def best(self) -> Best | None:
-        """Round and value of the best model so far, with `keep_best`; None before the first."""
-        return None if self._best is None else self._best.best
 
     # Updates -------------------------------------------------------------------------------------
 
@@ -390,26 +376,6 @@ class Aggregator:
 
     # Results -------------------------------------------------------------------------------------
 
-    def _keep_best(self, record: RoundRecord, replies: _Replies) -> list[str]:
-        """Offer the model after the round, or the one before it where clients measure; returns remarks."""
-        if self._best is None:
-            return []
-        layout = self._begun()
-        metric = self._best.metric
-        report = record.report
-        if report is not None and metric in ("loss", self._engine.problem.metric):
-            found = report.overall_loss() if metric == "loss" else report.overall()
-            self._best.offer(layout.named(self._state.model), float(found[0]), record.round_num)
-            return []
-        client_of = {number: client for client, number in self._numbers.items()}
-        accepted = [client_of[number] for number in record.client_ids]
-        weights = dict(zip(accepted, record.weights.tolist(), strict=True))
-        claims = {client: replies.metric.get(client) for client in accepted}
-        value, remarks = mean_of_claims(metric, claims, weights)
-        if value is not None:
-            self._best.offer(layout.sent(), value, record.round_num - 1)
-        return remarks
-
     def _write(self, record: RoundRecord, seconds: float) -> None:
         if self._folder is None:
             return
@@ -429,12 +395,12 @@ class Aggregator:
         config = {
             "name": folder.resolve().name,
             "seeds": [self._seed],
-            "methods": [self._table],
+            "methods": [self._settings.to_dict()],
         }
         return HostRecord(
             folder,
             config,
-            self._about,
+            about_method(self._settings),
             self._engine.problem,
             reported_on,
             num_values=self._engine.spec.size,
@@ -449,7 +415,6 @@ class _Replies:
         self.models: dict[Client, Tensor] = {}  # each [d]
         self.values: dict[Client, dict[str, float]] = {}
         self.refusals: dict[Client, Reason | str] = {}
-        self.metric: dict[Client, Any] = {}  # what clients send for `keep_best`
 
 
 def _shown(client: Client) -> str:
@@ -515,23 +480,20 @@ def aggregate_of(
 
 
 def _steps(record: RoundRecord) -> list[ClientWeight]:
-    columns = {
-        "weight": record.weights,
-        "score": record.scores,
-        "prior": record.prior,
-        "z": record.z,
-        "posterior": record.posterior,
-        "influence": record.influence,
-    }
-    rows = []
-    for row in range(len(record.client_ids)):
-        values: dict[str, Any] = {name: _at(column, row) for name, column in columns.items()}
-        rows.append(ClientWeight(**values))
-    return rows
+    columns = (
+        record.weights,
+        record.scores,
+        record.prior,
+        record.z,
+        record.posterior,
+        record.influence,
+    )
+    count = len(record.client_ids)
+    rows = zip(*(_known(column, count) for column in columns), strict=True)
+    return [ClientWeight(*row) for row in rows]
 
 
-def _at(column: Tensor | None, row: int) -> float | None:
-    """A value of a column; None where there is none, or it is not known."""
-    if column is None or math.isnan(float(column[row])):
-        return None
-    return float(column[row])
+def _known(column: Tensor | None, count: int) -> list[Any]:
+    """The values of a column; None where there is none, or it is not known."""
+    values = [math.nan] * count if column is None else column.tolist()
+    return [None if math.isnan(value) else value for value in values]

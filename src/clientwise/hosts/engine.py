@@ -195,10 +195,6 @@ class Layout:
         found = self._tensors if tensors is None else tensors
         return torch.cat([found[layer.name].flatten().float() for layer in self.spec.layers])
 
-    def sent(self) -> dict[str, Any]:
-        """The global model that clients were sent, as the host's arrays."""
-        return self.native(self._tensors)
-
     def named(self, vector: Tensor) -> dict[str, Any]:
         """A vector [d] as the host's arrays. What is no part of it is that of the global model."""
         tensors = dict(self._tensors)

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from ..core.objective.metrics import METRICS, measured
+from ..core.objective.metrics import measured
 from ..core.objective.problem import Problem
-from ..core.types import RoundRecord
+from ..core.types import Evaluation, RoundRecord
 from ..errors import RunError
 from ..experiment.running.origin import machine_facts, record_machine, versions
 from ..experiment.running.resume import claim
@@ -112,66 +111,44 @@ class HostRecord:
             self._store.finish_lane(self._lane)
 
 
-@dataclass(frozen=True)
-class Best:
-    """Which model is kept, and why."""
-
-    metric: str
-    value: float
-    round_num: int  # 0: the initial model
-    lower: bool  # whether lower values are better
-
-
 class BestModel:
-    """Keeps the best model as `best.safetensors`, which holds the round and the value as well.
+    """Keeps the best model on the server's samples as `best.safetensors`, which says its round and value.
 
     Args:
-        wanted: a metric, such as "accuracy"; "lowest NAME" or "highest NAME" for one that is not built in.
+        metric: "loss", or the metric of the problem.
+        problem: what the model predicts.
         folder: of the record.
     """
 
-    def __init__(self, wanted: str, folder: str | Path | None) -> None:
-        self.metric, self._lower = _direction(wanted)
+    def __init__(self, metric: str, problem: Problem, folder: str | Path | None) -> None:
+        known = ("loss", problem.metric)
+        if metric not in known:
+            raise ValueError(f"keep_best = {metric!r}: must be one of {', '.join(known)}")
         if folder is None:
             raise ValueError("keep_best needs a place: give `folder`")
+        self._metric = metric
+        self._lower = metric == "loss" or measured(metric).is_error
         self._file = Path(folder) / BEST
-        self.best: Best | None = None
+        self._best = math.inf if self._lower else -math.inf
 
-    def offer(self, model: Mapping[str, Any], value: float, round_num: int) -> None:
-        """Keep a model where it is the best so far. Of equal values, the first is kept.
+    def offer(self, found: Evaluation, model: Mapping[str, Any], round_num: int) -> None:
+        """Keep a model where it is the best so far. Of equal values, the first is kept; NaN never is.
 
         Args:
+            found: its evaluation on the server's samples.
             model: NumPy arrays or tensors by name.
-            value: of the metric. NaN is never kept.
             round_num: the round after which it is the global model.
         """
-        if not math.isfinite(value):
+        values = found.overall_loss() if self._metric == "loss" else found.overall()
+        value = float(values[0])
+        is_better = value < self._best if self._lower else value > self._best
+        if not is_better or not math.isfinite(value):
             return
-        best = self.best
-        if best is not None and not (value < best.value if self._lower else value > best.value):
-            return
-        self.best = Best(self.metric, float(value), round_num, self._lower)
-        header = {key: json.dumps(said) for key, said in asdict(self.best).items()}
-        header["metric"] = self.metric
+        self._best = value
+        header = {"metric": self._metric, "value": str(value), "round_num": str(round_num)}
         make_folder(self._file.parent)
         tensors = {name: _tensor(array) for name, array in model.items()}
         write_atomically(self._file, save(tensors, header))
-
-
-def _direction(wanted: str) -> tuple[str, bool]:
-    """The metric, and whether lower values are better.
-
-    >>> _direction("accuracy"), _direction("lowest brier")
-    (('accuracy', False), ('brier', True))
-    """
-    if wanted == "loss":
-        return wanted, True
-    if wanted in METRICS:
-        return wanted, measured(wanted).is_error
-    order, _, metric = str(wanted).partition(" ")
-    if order not in ("lowest", "highest") or not metric:
-        raise ValueError(f'keep_best: say "highest {wanted}" or "lowest {wanted}"')
-    return metric, order == "lowest"
 
 
 def _tensor(array: Any) -> Tensor:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from ...registry import NonNegativeFloat, OpenShare, Registry, Share, suggest
+from ...registry import NonNegativeFloat, Registry, suggest
 
 Quantifier = Literal["any", "at_least_half", "most", "as_many_as_possible", "all"]
 READS = "it reads"
@@ -444,63 +444,6 @@ class Disco(Score):
         )
         share = size / size.sum().clip(min=1e-300)
         return (share - self.a * (1 - closeness) + self.b).clip(min=0)
-
-
-@SCORES.register("iowa")
-@dataclass(frozen=True)
-class Iowa(Score):
-    """Induced OWA over the *clients*: the criterion `by` orders them, weights belong to ranks (Yager, 1999).
-
-    w_i = Q(S_i) − Q(S_(i−1)), with S_i the share of the best i clients. A client counts 1, or the product
-    of its other criteria. Q rises linearly to `most` at the share `best`, then to 1 at the share `end`. The
-    clients after that have weight 0 (Rodríguez-Barroso et al., 2022). Clients that tie get equal weights.
-
-    Args:
-        by: label of the criterion that orders the clients.
-        best: share of the best clients.
-        most: their part of the whole weight.
-        end: share of the clients that have any weight.
-
-    >>> Iowa(by="accuracy", best=0.25, most=0.4, end=0.75)(["accuracy"], torch.tensor([[0.9], [0.1], [0.7], [0.8]]))
-    tensor([0.4000, 0.0000, 0.3000, 0.3000])
-    """
-
-    by: str
-    best: OpenShare = 0.2
-    most: Share = 0.4
-    end: OpenShare = 0.8
-
-    compares_clients = True
-
-    def __post_init__(self) -> None:
-        if not self.best < self.end:
-            raise ValueError(f"best must be below end, got {self.best:g} and {self.end:g}")
-        if self.most / self.best < (1 - self.most) / (self.end - self.best):
-            raise ValueError(
-                f"most = {self.most:g} is too small: better clients would weigh less. Raise it or lower best."
-            )
-
-    def check(self, names: Sequence[str]) -> None:
-        """ValueError unless the method has the criterion `by`."""
-        _require_known(READS, self.by, names)
-
-    def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
-        """See the class."""
-        column = list(names).index(self.by)
-        others = [index for index in range(len(names)) if index != column]
-        counts = values[:, others].prod(1)
-        counts = counts / counts.sum().clip(min=1e-300)
-        # Clients that tie; the best last
-        _, group = torch.unique(values[:, column], return_inverse=True)
-        sizes = group.bincount(counts).flip(0)
-        gains = self._quantifier(sizes.cumsum(0)).diff(prepend=values.new_zeros(1))
-        per_count = torch.where(sizes > 0, gains / sizes, 0.0).flip(0)
-        return counts * per_count[group]
-
-    def _quantifier(self, share: Tensor) -> Tensor:
-        first = share / self.best * self.most
-        second = self.most + (share - self.best) / (self.end - self.best) * (1 - self.most)
-        return torch.where(share < self.best, first, second.clip(max=1))
 
 
 def _joined(subset: frozenset[str]) -> str:

@@ -201,15 +201,16 @@ def _method_issues(place: str, settings: MethodSettings, experiment: Experiment)
         yield f"{place}.{key}", str(error)
         return
     about = (settings, method, experiment)
-    yield from _holding(place, _of_any(*about))
+    rows = list(_of_any(*about))
     if method.adjust:
-        yield from _holding(place, _of_adjust(*about))
+        rows += _of_adjust(*about)
     if method.privacy:
-        yield from _holding(place, _of_privacy(*about))
+        rows += _of_privacy(*about)
     if method.local_noise:
-        yield from _holding(place, _of_local_noise(method, experiment))
+        rows += _of_local_noise(method, experiment)
     if method.noises_mean:
-        yield from _holding(place, _of_noised_mean(*about))
+        rows += _of_noised_mean(*about)
+    yield from _holding(place, rows)
 
 
 def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
@@ -316,11 +317,7 @@ def _of_adjust(s: MethodSettings, m: Method, e: Experiment) -> list[Row]:
             "server_samples" in SERVER_STEPS.needs(s.server_step),
         ),
         ("adjust", f"evaluates on the clients' test sets: {TEST_SETS}", not e.clients_test),
-        (
-            "adjust",
-            'has no effect on equal weights: remove it, or set sampling.average = "score"',
-            m.sampling and m.sampling.averages_equally,
-        ),
+        ("adjust", "has no effect on the equal weights of drawn clients: remove it", m.sampling),
     ]
 
 
@@ -482,7 +479,7 @@ def _server_keys(settings: MethodSettings) -> list[str]:
     """The keys that need samples that the server itself holds."""
     parts = settings.parts()
     keys = [key for key, registry, part in parts if "server_samples" in registry.needs(part)]
-    keys += [key for key in ("fine_tune", "brake") if getattr(settings, key) is not None]
+    keys += ["fine_tune"] * (settings.fine_tune is not None)
     return keys + ["control"] * (settings.control == "server_only")
 
 

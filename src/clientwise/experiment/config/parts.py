@@ -327,8 +327,8 @@ def _callable(registry: Registry[Any], given: Any) -> Made:
     if registry is LOSSES:
         by_sample = source.__module__ == "torch.nn.modules.loss"
         own = copy.deepcopy(given)  # a module follows the data to their device
-        loss = FunctionLoss(name, own, compares_samples=not by_sample)
-        part = lambda counts: loss  # noqa: E731
+        loss = FunctionLoss(kind=name, function=own, compares_samples=not by_sample)
+        part = lambda: loss  # noqa: E731
     part.__doc__ = inspect.getdoc(source) or name
     return name, Adopted(part, Declaration(), given, source), {}
 

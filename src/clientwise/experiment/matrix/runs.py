@@ -27,18 +27,18 @@ from ...writing import make_folder, write_atomically
 from ..build.data import build_data, load_samples
 from ..checks.against_data import validate
 from ..config.schema import Experiment
-from ..running.lanes import Progress
 from ..running.origin import change_of_machine, compare_origin, other_machine
 from ..running.resume import (
-    changed_keys,
     config_so_far,
     extended,
+    has_changed,
     is_new,
     new_folder,
     refuse_other_config,
 )
 from ..running.runner import Stopped
 from ..running.runner import run as run_experiment
+from ..trackers import Progress
 from .grid import MATRIX_FILE, Matrix, MatrixCell, load_matrix, open_matrix
 
 log = logging.getLogger("clientwise")
@@ -208,7 +208,7 @@ def _unfinished_cells(matrix: Matrix, folder: Path, accept_changes: bool) -> lis
             if before is not None:
                 refuse_other_config(own, before, now)
                 now = extended(before, now)
-            has_all = before is not None and not changed_keys(before.to_dict(), now.to_dict())
+            has_all = before is not None and not has_changed(before, now)
             if not has_all or not is_finished(own):
                 todo.append(index)
             else:

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,22 +31,6 @@ PREFIX = "lane."  # of the names in a checkpoint, beside those of the engine
 LOSSES = f"{PREFIX}held_out"
 BEST = f"{PREFIX}best"
 BEST_ROUND = f"{PREFIX}best_round"
-
-
-@dataclass(frozen=True)
-class Progress:
-    """A round has ended."""
-
-    method: str
-    seed: int
-    record: RoundRecord
-    rounds: int  # of this lane
-    done: int  # rounds of all lanes so far
-    total: int  # rounds of all lanes; fewer where a lane has ended early
-    is_last: bool = False  # whether the lane ends with this round
-    is_share: bool = True  # whether the metric is shown in percent
-    folder: Path = Path()  # of the run
-    values: Mapping[str, float] = field(default_factory=dict)  # see `numbers_of`
 
 
 @dataclass(frozen=True)
@@ -278,9 +261,6 @@ class Lane:
             self._lane, record, problem, self._hostile, done.seconds, done.loss
         )
         self.state = done
-        every = self._experiment.keep_every
-        if every and record.round_num % every == 0:
-            self._store.keep_model(self._lane, done.server)
         # Before the checkpoint: then a killed run leaves no gap in the trackers' curves
         self._on_round(self, record, numbers_of(values, problem.metric))
         waited = time.monotonic() - self._saved_at

@@ -31,8 +31,9 @@ from ..build.engine import build_engine, build_executor, lanes_that_fit
 from ..checks.against_data import validate
 from ..checks.describe import count_steps, doubts
 from ..config.schema import Experiment
+from ..trackers import Progress, Trackers
 from .about import about_method, about_model, about_run, reports_on_clients
-from .lanes import Lane, Progress, run_lanes
+from .lanes import Lane, run_lanes
 from .origin import (
     compare_origin,
     machine_facts,
@@ -45,15 +46,13 @@ from .origin import (
 from .ray_lanes import can_be_sharded, connected_to_ray, run_on_ray, sharded
 from .resume import (
     FACT,
-    changed_keys,
     claim,
     config_so_far,
     extended,
-    member_changes,
+    has_changed,
     new_folder,
     refuse_other_config,
 )
-from .tracking import Trackers
 
 log = logging.getLogger("clientwise")
 # Makes the engine of a lane from the embedded one and its seed.
@@ -106,7 +105,7 @@ def run(
             data = replace(data, samples=scored(experiment, data.samples))
             experiment = experiment.for_data(data.weigh)
         samples = validate(experiment, data)
-        trackers = Trackers(experiment)
+        trackers = Trackers(experiment.trackers, experiment.to_dict(), experiment.source)
         if not resume:
             with _writable(Path("runs")):
                 folder = new_folder(experiment.name) if out is None else Path(out)
@@ -126,7 +125,8 @@ def run(
             stack.callback(store.close)
             _record_config(store, experiment, before)
             if before:
-                changes = [*member_changes(before, experiment), *changes]
+                joined = experiment.flower.clients[len(before.flower.clients) :]
+                changes = [*(f"{name} joined" for name in joined), *changes]
             record_origin(store, experiment, origin, changes)
             stack.callback(trackers.close)
             hooks: list[OnRound] = [trackers] if on_round is None else [trackers, on_round]
@@ -175,7 +175,7 @@ def _record_config(store: Store, experiment: Experiment, before: Experiment | No
     The file is written first: after a crash between the two it has only what may be added.
     """
     recorded = before or experiment
-    if before is None or changed_keys(before.to_dict(), experiment.to_dict()):
+    if before is None or has_changed(before, experiment):
         recorded = experiment
         write_atomically(store.folder / CONFIG, experiment.to_toml().encode())
     methods = [about_method(one).plain() for one in recorded.methods]

@@ -20,8 +20,8 @@ from ...errors import ClientwiseError, needing
 from ...experiment.build.data import choose_hostile, count_clients
 from ...experiment.config.schema import Experiment
 from ...experiment.load import load_experiment
-from ...experiment.running.lanes import Progress
 from ...experiment.running.runner import Connect, run
+from ...experiment.trackers import Progress
 from ...registry import suggest
 from .client_app import client_app
 from .data import Config, server_side
