@@ -20,6 +20,7 @@ from clientwise.report.audit import audit, audits, last_audits, why
 from clientwise.report.explanation import Explanation, explain
 from clientwise.report.items import Table
 from clientwise.report.terminal import print_items
+from reported import is_harmful
 
 CHAINS = {
     "all of it": {
@@ -174,7 +175,7 @@ def test_sentences_say_what_the_record_shows(made: Changed) -> None:
             "significant in round 2: its size is not recorded. In round 5, it is not significant.",
         ),
     }
-    assert [client for client, one in found.items() if one.is_harmful] == [0, 2]
+    assert [client for client, one in found.items() if is_harmful(one)] == [0, 2]
     assert found[6].brief() == "refused: late"
     assert (found[0].cause, found[1].cause, found[4].cause) == (
         "evidence",
@@ -218,7 +219,7 @@ def test_a_harm_is_stated_only_where_it_is_known_what_is_significant(
     assert own[0].evidence is not None
     found = own[0].evidence
     assert (found.since, found.witness, found.loss) == (3, witness, loss)
-    assert own[0].is_harmful == (witness == "loss")
+    assert is_harmful(own[0]) == (witness == "loss")
     assert ("would raise" in own[0].by_evidence()) == (witness == "loss")
 
 
