@@ -18,8 +18,9 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from .data.division import Division, hand_out
 from .data.federated import FederatedData, Samples
-from .data.own import OwnData, OwnDivision, read_own
+from .data.own import OwnData, read_own
 from .errors import ClientwiseError, ConfigError, MissingPackageError, needing, shortened
 from .experiment.checks.describe import optimizers_in_words
 from .experiment.config.parts import part_with
@@ -432,23 +433,23 @@ def _data(own: OwnData, experiment: Experiment) -> tuple[FederatedData | Samples
     if own.is_split:
         first = experiment.seeds[0]
         divided = own.divide(first, **fractions)
-        return own.federate(divided, first), _set_apart(own, divided, experiment)
+        return hand_out(own.samples, divided, first), _set_apart(own, divided, experiment)
     for seed in reversed(experiment.seeds):
         divided = own.divide(seed, **fractions)
     return own.samples, _set_apart(own, divided, experiment)
 
 
-def _set_apart(own: OwnData, divided: OwnDivision, experiment: Experiment) -> str:
+def _set_apart(own: OwnData, divided: Division, experiment: Experiment) -> str:
     """What is set apart of the clients' samples, and what was given."""
     by = "drawn anew for every seed"
     if own.is_split:
         by = f"drawn by seed {experiment.seeds[0]}, the same for all seeds"
     apart = []
-    if own.held_out is None and divided.num_weigh:
+    if own.held_out is None and len(divided.weigh):
         trusted = "of the clients; held_out= takes samples that you trust"
-        apart.append(f"{counted(divided.num_weigh, 'sample')} to weigh by ({trusted})")
-    if own.report is None and divided.num_report:
-        apart.append(f"{counted(divided.num_report, 'sample')} to report on")
+        apart.append(f"{counted(len(divided.weigh), 'sample')} to weigh by ({trusted})")
+    if own.report is None and len(divided.report):
+        apart.append(f"{counted(len(divided.report), 'sample')} to report on")
     if not own.tests and experiment.evaluation.test_fraction:
         share = f"{experiment.evaluation.test_fraction:.0%}"
         apart.append(f"{share} of each client's other samples as its test set")

@@ -269,7 +269,7 @@ def _run_and_show(
     finished = RunFolder(folder)
     picture = str(folder / "curves.png")
     try:
-        draw(metric_chart(Results([finished])), Path(picture), finished.methods)
+        draw(metric_chart(Results([finished])), Path(picture))
     except ClientwiseError as error:
         picture = f"none: {error}"
     print_results(finished)

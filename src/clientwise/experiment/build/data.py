@@ -99,6 +99,7 @@ def divide_samples(experiment: Experiment, samples: Samples, seed: int) -> Divis
     if wanted > len(samples.targets):  # checked before anything of that size is made
         message = f"too many clients for {len(samples.targets)} samples"
         raise ConfigError(experiment.source, [(f"partition.clients = {wanted}", message)])
+    server = experiment.server_set
     official = experiment.evaluation.official_test
     if official != "pooled" and samples.test_from is None:
         key = f"evaluation.official_test = {official!r}"
@@ -110,7 +111,9 @@ def divide_samples(experiment: Experiment, samples: Samples, seed: int) -> Divis
             make(PARTITIONS, experiment.partition),
             seed,
             test_fraction=experiment.evaluation.test_fraction,
-            server_fraction=experiment.server_set.fraction,
+            server_fraction=server.fraction,
+            report_fraction=server.report_fraction if server.source == "held_out" else 1.0,
+            shared_set=server.shared_set,
             official_test=official,
         )
     except ValueError as error:
@@ -214,8 +217,6 @@ def build_data(
             samples,
             divided,
             seed,
-            report_fraction=1.0 if server.source == "clients" else server.report_fraction,
-            shared_set=server.shared_set,
             contributed_fraction=contributed,
             relabel=relabel,
         )

@@ -177,6 +177,11 @@ def _hostile(group: HostileClients, engine: str) -> list[Row]:
             elsewhere if engine == "flower" else (),
         ),
         (
+            "ignore_global",
+            f"needs clients that keep a model, which nodes do not: {LOCAL}",
+            engine == "flower" and group.ignore_global,
+        ),
+        (
             "attack",
             "{} changes honest clients once: use it alone, from round 2 on, without probability and ignore_global",
             changing if not is_alone or group.ignore_global else (),
