@@ -491,7 +491,7 @@ def test_the_page_has_a_heat_map_and_its_numbers(finished: Path) -> None:
     assert not any("KnowsHonest" in line for line in document.lead)
     items = [item for own in document.sections.values() for item in own]
     (chart,) = (item for item in items if isinstance(item, Chart))
-    assert _table(document, "backdoors").columns == ["method", "door 40%"]
+    assert "backdoor success" in _table(document, "standings-accuracy").columns
     assert {*chart.frame["column"]} == {"clean", "flip 40%", "door 40%"}
     assert len(chart.frame) == 9
     first = as_csv(_table(document, "values")).splitlines()[1].split(",")

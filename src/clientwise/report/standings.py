@@ -499,9 +499,3 @@ def _federation(results: Results, one: Federation) -> Iterator[Item]:
     note = f"{one.metric}, mean of {counted(results.seeds, 'seed')}; the best worst cell first."
     notes = " ".join([note, *_footnotes(results, methods)])
     yield table(f"{one.name}-values", f"{one.name}: {one.metric}", columns, notes)
-    success = Frame(one.success.mean(2)[places], columns=one.columns)
-    if success.notna().any(axis=None):
-        doors = [Column(name, success[name], percent) for name in success]
-        note = "How often samples with the trigger get the attacker's label; accuracy does not show it."
-        title = f"{one.name}: backdoor success rate"
-        yield table(f"{one.name}-backdoors", title, [named, *doors], note)
