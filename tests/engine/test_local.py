@@ -101,7 +101,7 @@ def by_hand(engine: LocalEngine, client: int, what: Task) -> torch.Tensor:
         task(optimizer=Part("sgd", {"momentum": 0.9})),
         task(optimizer="adam", learning_rate=0.01),
         task(proximal=0.5),
-        task(CrossEntropy(tuple(1.0 + k for k in range(10)))),
+        task(CrossEntropy(class_weights=tuple(1.0 + k for k in range(10)))),
     ],
     ids=["sgd", "full batch", "momentum", "adam", "proximal", "class weights"],
 )
