@@ -118,7 +118,7 @@ def audits(
 
 def audit(at: Round) -> Iterator[Item]:
     """The weights of a round: a picture, a row per client, what moved each weight, and notes."""
-    told = explain(at)
+    told = at.explanations
     yield shares(at)
     yield _clients(at, told[:MOST_CLIENTS])
     moved = [(one.label, one.answer() if one.refusal else one.reasons()) for one in told]
@@ -136,7 +136,7 @@ def audit(at: Round) -> Iterator[Item]:
 
 def shares(at: Round) -> Chart:
     """A bar for each client of a round: its final share, the largest first, with the reason in brief."""
-    told = sorted(explain(at), key=lambda one: -one.share)
+    told = sorted(at.explanations, key=lambda one: -one.share)
     shown = told if len(told) <= MOST_BARS else [*told[: MOST_BARS // 2], *told[-MOST_BARS // 2 :]]
     bars = {f"{_marked(one)}: {one.brief()}": one.share for one in shown}
     return Chart(

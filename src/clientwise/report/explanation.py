@@ -373,6 +373,11 @@ class Round:
         order = {"by": ["weight", "client"], "ascending": [False, True]}
         return self.rows("weights").sort_values(kind="stable", **order)
 
+    @cached_property
+    def explanations(self) -> list[Explanation]:
+        """Of all clients; see `explain`."""
+        return explain(self)
+
     @property
     def about(self) -> MethodFacts:
         """How the method weighs."""
