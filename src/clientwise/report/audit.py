@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MOST_CLIENTS = 500  # in the tables of a round
 MOST_BARS = 20  # clients in its picture
+MOST_TOLD = 3  # of them in the words below it
 COLUMNS = {  # from the score to the share, in the order in which they are computed
     "score": "score",
     "prior": "weight by criteria",
@@ -148,7 +149,7 @@ def shares(at: Round) -> Chart:
         y="client",
         format=".0%",
         reference=told[0].equal_share if told else None,
-        alt="; ".join(f"{name}, {percent(share)}" for name, share in bars.items()),
+        alt="; ".join(f"{name}, {percent(share)}" for name, share in [*bars.items()][:MOST_TOLD]),
     )
 
 
