@@ -129,7 +129,6 @@ def record_round(
     """
     found = chosen.posterior or Posterior(chosen.prior)
     noise = chosen.released or cohort.method.local_noise
-    models_moved, num_evaluations = _traffic(cohort, search)
     clock = cohort.engine.clock
     stayed = (kept.sentence,) if kept else ()
     return RoundRecord(
@@ -153,8 +152,7 @@ def record_round(
         priority=chosen.priority,
         candidates=search.tried if search else (),
         testing_rounds=search.testing_rounds if search else 0,
-        models_moved=models_moved,
-        evaluations=num_evaluations,
+        models_moved=_models_moved(cohort, search),
         loss=state.loss,
         notes=cohort.notes + chosen.notes + stayed + notes,
         report=evaluations.report,
@@ -171,10 +169,8 @@ def record_round(
     )
 
 
-def _traffic(cohort: Cohort, search: Search | None) -> tuple[int, int]:
-    """How many models were sent to clients and received, and how many evaluations were made."""
+def _models_moved(cohort: Cohort, search: Search | None) -> int:
+    """How many models were sent to clients and received."""
     tested = len(search.tried) * cohort.engine.num_clients if search else 0
-    sent = sum(refusal.was_sent for refusal in cohort.refusals)
-    trained = len(cohort.asked) + len(cohort.client_ids) + sent
-    judgements = cohort.sent_to_judges
-    return trained + tested + judgements, tested + (judgements or cohort.judged)
+    received = len(cohort.client_ids) + sum(refusal.was_sent for refusal in cohort.refusals)
+    return len(cohort.asked) + received + tested + cohort.sent_to_judges

@@ -6,7 +6,6 @@ c candidate models, N samples, C classes.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -228,29 +227,8 @@ class Folded:
     seconds: Tensor  # [n]
     refusals: tuple[Refusal, ...]
     notes: tuple[str, ...]
-    judged: int  # models judged to measure criteria
     totals: Tensor  # [t] see `aggregation.sums.SubsetSums`
     sums: Tensor  # [t, d]
-
-    @staticmethod
-    def joined(parts: Sequence[Folded], order: Sequence[int]) -> Folded:
-        """Several parts as one, with its clients in this order. Sums are added in the order of the parts."""
-        rank = {client: position for position, client in enumerate(order)}
-        clients = [client for part in parts for client in part.client_ids]
-        rows = sorted(range(len(clients)), key=lambda row: rank[clients[row]])
-        refusals = [refusal for part in parts for refusal in part.refusals]
-        return Folded(
-            client_ids=tuple(clients[row] for row in rows),
-            raw=torch.cat([part.raw for part in parts])[rows],
-            training_loss=torch.cat([part.training_loss for part in parts])[rows],
-            seconds=torch.cat([part.seconds for part in parts])[rows],
-            refusals=tuple(sorted(refusals, key=lambda refusal: rank[refusal.client_id])),
-            notes=tuple(note for part in parts for note in part.notes),
-            judged=sum(part.judged for part in parts),
-            # One part after the other: the order of a sum of floats must not change
-            totals=functools.reduce(Tensor.add, [part.totals for part in parts]),
-            sums=functools.reduce(Tensor.add, [part.sums for part in parts]),
-        )
 
 
 @dataclass(frozen=True)
@@ -460,7 +438,6 @@ class RoundRecord:
     candidates: tuple[tuple[tuple[str, ...], float], ...]
     testing_rounds: int
     models_moved: int  # models sent or received to compute this round's result
-    evaluations: int  # evaluations of a model to compute it, by a client or by the server
     loss: Loss  # of the next round
     notes: tuple[str, ...]  # for people
     report: Evaluation | None  # on the server's reporting part

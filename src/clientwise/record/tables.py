@@ -109,7 +109,7 @@ VALUES: dict[str, Get] = {
     "per_class_f1": lambda r: _f1(r.class_counts, "per_class_f1"),
     **VALUES_OF_CLIENTS,
     **_same("attack_success", "held_out_change", "priority", "testing_rounds", "no_effect"),
-    **_same("models_moved", "evaluations", "ended", "residual"),
+    **_same("models_moved", "ended", "residual"),
     "held_out_loss": attrgetter("held_out_loss"),
     "candidates": lambda r: r.record.candidates or None,
     "loss_state": lambda r: _changed_loss(r.record, r.problem),
