@@ -185,7 +185,7 @@ class Updates:
             {name: values[rows] for name, values in self.measurements.items()},
             self.training_loss[rows],
             self.seconds[rows],
-            ages=None if self.ages is None else self.ages[rows],
+            ages=self.known_ages[rows],
         )
 
     @staticmethod
