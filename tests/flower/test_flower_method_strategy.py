@@ -51,7 +51,7 @@ def setup() -> Setup:
 def embedded(setup: Setup) -> tuple[Tensor, list[RoundRecord]]:
     """The model and the records of the embedded engine."""
     state, records = setup.rounds(setup.local, setup.methods["Recommended"], ROUNDS)
-    assert records[TURN].look_back.copies is not None
+    assert records[TURN].evidence.look_back.copies is not None
     turned = [dict(zip(one.client_ids, one.weights.tolist(), strict=True)) for one in records]
     before, after = turned[TURN - 2], turned[TURN]
     for client in HOSTILE:

@@ -355,24 +355,30 @@ class TriedStep:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One way to aggregate this round's updates: an order of priority and its result."""
+class Weighing:
+    """How the clients of a round were weighed, step by step."""
 
     priority: tuple[str, ...] | None
     scores: Tensor  # [n]
     prior: Tensor  # [n] weights by the score alone
     weights: Tensor  # [n] after the bounds, as given to the rule
-    model: Tensor  # [d] the first of `stepped`, later the one that is used
-    step_state: Mapping[str, Tensor]
-    stepped: Tensor  # [s, d] a model for every server step that is tried; most methods try one
     posterior: Posterior | None = None  # after the evidence; None for methods without
     influence: Tensor | None = None  # [n] each client's share of the aggregate; None: its weight
+    residual: float | None = None  # of adapters: see `sums.average_products`
+    steps: tuple[TriedStep, ...] = ()  # of methods that try several server steps
+    notes: tuple[str, ...] = ()  # for people
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate(Weighing):
+    """One way to aggregate this round's updates: an order of priority and its result."""
+
+    model: Tensor  # [d] the first of `stepped`, later the one that is used
+    stepped: Tensor  # [s, d] a model for every server step that is tried; most methods try one
+    step_state: Mapping[str, Tensor]
     rule_state: Mapping[str, Tensor] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
     released: NoisedSum | None = None  # of methods that add noise to the mean
     unmet: str | None = None  # why the bounds are infeasible for these clients
-    steps: tuple[TriedStep, ...] = ()  # of methods that try several server steps
-    residual: float | None = None  # of adapters: see `sums.average_products`
 
 
 # Tensors by name. A part that is made of others keeps theirs in memories within its own.
@@ -413,8 +419,8 @@ class PrivacyRecord:
     epsilon: float | None = None  # of all rounds so far; whoever accounts for them fills it in
 
 
-@dataclass(frozen=True)
-class RoundRecord:
+@dataclass(frozen=True, kw_only=True)
+class RoundRecord(Weighing):
     """What happened in a round, with all that is needed to explain every weight."""
 
     round_num: int
@@ -422,38 +428,27 @@ class RoundRecord:
     criteria: tuple[str, ...]
     raw: Tensor  # [n, m]
     normalised: Tensor  # [n, m]
-    scores: Tensor  # [n]
-    prior: Tensor  # [n] weights by the score alone
-    z: Tensor | None  # [n] evidence against each client, in standard errors
-    posterior: Tensor | None  # [n] weights after the evidence
-    look_back: LookBack  # what the directions of the updates tell
-    weights: Tensor  # [n] after the bounds
-    influence: Tensor | None  # [n] shares of the aggregate after the rule; None for the mean
     training_loss: Tensor  # [n]
     seconds: Tensor  # [n]
     refusals: tuple[Refusal, ...]
     no_effect: tuple[str, ...]  # criteria that were constant across clients
-    priority: tuple[str, ...] | None
     # Orders and their metrics, as they were tried
     candidates: tuple[tuple[tuple[str, ...], float], ...]
     testing_rounds: int
     models_moved: int  # models sent or received to compute this round's result
     loss: Loss  # of the next round
-    notes: tuple[str, ...]  # for people
     report: Evaluation | None  # on the server's reporting part
     local: Evaluation | None  # on every client's own test set
     ended: float | None = None  # seconds since the run began, by the clients' clock
     # Share of triggered samples on which a simulated backdoor works
     attack_success: float | None = None
     released: PrivacyRecord | None = None  # of methods with differential privacy
-    residual: float | None = None  # of adapters: see `sums.average_products`
-    steps: tuple[TriedStep, ...] = ()  # of methods that try several server steps
     kept: Kept | None = None  # why the model is that of the round before; None: it is new
-    # By how much following each client instead of the mean would raise the held-out loss [n], its
-    # standard error [n], and what the round itself changed of that loss
-    harm: Tensor | None = None
-    harm_error: Tensor | None = None
-    held_out_change: float | None = None
+
+    @property
+    def evidence(self) -> Posterior:
+        """What the evidence said; the prior weights where a method has none."""
+        return self.posterior or Posterior(self.prior)
 
 
 ServerPart = Literal[

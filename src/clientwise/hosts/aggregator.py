@@ -484,8 +484,8 @@ def _steps(record: RoundRecord) -> list[ClientWeight]:
         record.weights,
         record.scores,
         record.prior,
-        record.z,
-        record.posterior,
+        record.evidence.z,
+        record.posterior and record.posterior.weights,
         record.influence,
     )
     count = len(record.client_ids)
