@@ -298,24 +298,6 @@ def class_balance(clients: ClientFacts) -> Tensor:
     return (entropy / math.log(counts.shape[-1])).clamp(max=1.0)
 
 
-@criterion(
-    "label_closeness",
-    measured_by="client",
-    high=1.0,
-    needs={"classes"},
-    fixed=True,
-)
-def label_closeness(clients: ClientFacts) -> Tensor:
-    """1 − d with d = ‖label shares − 1/C‖₂, the distance from all classes alike (FedDisco, Ye et al., 2023).
-
-    Returns:
-        Values [n] in [0, 1].
-    """
-    share = clients.label_counts / clients.label_counts.sum(-1, keepdim=True).clamp(min=1)
-    distance: Tensor = torch.linalg.vector_norm(share.double() - 1.0 / share.shape[-1], dim=-1)
-    return 1.0 - distance  # which is √(1 − 1/C) at most
-
-
 @criterion("sharpness", measured_by="client", high=1.0, fixed=True)
 def sharpness(clients: ClientFacts, *, blurry: str) -> Tensor:
     """Fraction of images not marked by the sample attribute `blurry` (P1 5.2, IS).
@@ -341,20 +323,6 @@ def training_loss(clients: ClientFacts) -> Tensor:
         Values [n] in (0, 1].
     """
     return 1.0 / (1.0 + clients.training_loss.double())
-
-
-@criterion("exp_loss", measured_by="client", high=1.0)
-def exp_loss(clients: ClientFacts, *, beta: PositiveFloat = 1.0) -> Tensor:
-    """exp(−β·loss) of the last local epoch: divided by the cohort's sum, a softmax (DGA, Dimitriadis et al., 2021).
-
-    Args:
-        clients: n clients that have trained.
-        beta: β; the larger, the more the lowest losses dominate.
-
-    Returns:
-        Values [n] in (0, 1].
-    """
-    return (-beta * clients.training_loss.double()).exp()
 
 
 @criterion("start_loss", measured_by="client")
