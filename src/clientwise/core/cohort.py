@@ -253,7 +253,7 @@ class Cohort:
         return self._held.aggregate(score, scales, weights)
 
     def updated_memory(self) -> dict[str, Tensor]:
-        """What the criteria remember of all clients after the round; see `criteria.Memory`."""
+        """What the criteria remember of all clients after the round; see `criteria.RunningMean`."""
         remembered = self.state.kept("criteria")
         if not self.method.memories:
             return {}

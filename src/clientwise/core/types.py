@@ -384,7 +384,7 @@ class Candidate(Weighing):
 # Tensors by name. A part that is made of others keeps theirs in memories within its own.
 Memory = Mapping[str, Any]
 Keeper = Literal[
-    "criteria",  # by criterion, each [K]; see `criteria.Memory`
+    "criteria",  # by criterion, each [K]; see `criteria.RunningMean`
     "sampling",  # the last criteria of all clients [K, m]; NaN: none
     "evidence",
     "rule",
