@@ -38,7 +38,7 @@ def main() -> None:
     recorded = RunFolder(run.folder)
     draw(shares(recorded, "Recommended", 1, run.facts.rounds), DOCS / "shares.png")
     results = Results([recorded])
-    draw(metric_chart(results), DOCS / "demo.png", [one.label for one in results.methods])
+    draw(metric_chart(results), DOCS / "demo.png")
     make_screenshots.main(run.folder)
     audited = cw.load(str(files("clientwise") / "demo.toml"), AUDITED, {"methods": ["Recommended"]})
     make_screenshots.audit(cw.run(audited, new_folder("audit")).folder)

@@ -19,10 +19,20 @@ def federate(
     *,
     test_fraction: float,
     server_fraction: float,
+    report_fraction: float,
+    shared_set: bool = False,
     official_test: OfficialTest = "pooled",
     **handed: Any,
 ) -> FederatedData:
     """`divide` and then `hand_out`, which takes the other options."""
-    fractions = {"test_fraction": test_fraction, "server_fraction": server_fraction}
-    division = divide(samples, partition, seed, official_test=official_test, **fractions)
+    division = divide(
+        samples,
+        partition,
+        seed,
+        test_fraction=test_fraction,
+        server_fraction=server_fraction,
+        report_fraction=report_fraction,
+        shared_set=shared_set,
+        official_test=official_test,
+    )
     return hand_out(samples, division, seed, **handed)

@@ -25,7 +25,7 @@ import tomli_w
 import torch
 from clientwise.core.types import Task
 from clientwise.errors import ClientwiseError, RunError
-from clientwise.hosts.flower.wire import ARRAYS, KEPT, NUMBERS, REQUEST, pack, unpack, write_request
+from clientwise.hosts.flower.wire import ARRAYS, NUMBERS, REQUEST, pack, unpack, write_request
 from clientwise.hosts.protocols import Refused, Request
 from clientwise.registry import Part
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -266,10 +266,10 @@ def _(world: World) -> None:
     assert facts["refused"].startswith("TypeError; the node's log")
 
 
-@attack("C25", "adds a second model, as for a simulated hostile client", "ignored: the same answer")
+@attack("C25", "adds a second model", "ignored: the same answer")
 def _(world: World) -> None:
     plain, other = world.request(), world.request()
-    other[KEPT] = pack(MODEL + 5)
+    other["more"] = pack(MODEL + 5)
     answers = [world.ask("train", to_bytes(one))[1] for one in (plain, other)]
     assert answers[0] == answers[1]
 

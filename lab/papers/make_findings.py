@@ -180,20 +180,15 @@ def inventory(rows: Sequence[Mapping[str, str]], recorded: Mapping[str, Recorded
         "|:--|:--|:--|:--|:--|",
     ]
     for row in rows:
-        name = row.get("run", "").partition(":")[0]
-        run = recorded.get(row.get("run", "").replace(":", "-"))
-        path = row.get("file", f"../../lab/papers/{name}.toml")
-        link = f"[{row.get('run', Path(path).stem)}]({path})"
-        if "command" in row:
-            link += f", `{row['command']}`"
+        name = row["run"].partition(":")[0]
+        run = recorded.get(row["run"].replace(":", "-"))
+        link = f"[{row['run']}](../../lab/papers/{name}.toml)"
         size, date = NOT_RUN, "–"
         if run:
             size = f"[{run.about['size']}](../../lab/results/papers/{run.name}.csv)"
             date = run.about["date"]
-        elif not name:
-            size = "–"
-        cells = (row["what"], link, size, date)
-        lines.append(f"| {' | '.join(cells)} | {row.get('why', '–')} |")
+        cells = (row["what"], link, size, date, row.get("why", "–"))
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -85,25 +85,21 @@ def picture(pixels: numpy.ndarray, kind: str = "PNG") -> bytes:
     return content.getvalue()
 
 
-def write_files(place: Path, files: Mapping[str, bytes], zipped: bool) -> None:
-    if zipped:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(place.with_suffix(".zip"), "w") as archive:
-            for name, content in files.items():
-                archive.writestr(f"{place.name}/{name}", content)
-    else:
+def write_files(place: Path, files: Mapping[str, bytes]) -> None:
+    """A zip archive of a folder."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(place.with_suffix(".zip"), "w") as archive:
         for name, content in files.items():
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            (place / name).write_bytes(content)
+            archive.writestr(f"{place.name}/{name}", content)
 
 
-def write_celeba(folder: Path, zipped: bool) -> None:
+def write_celeba(folder: Path) -> None:
     shades = numpy.arange(6, dtype=numpy.uint8) * 40
     files = {
         f"{n + 1:06}.jpg": picture(numpy.full((218, 178, 3), shade), "JPEG")
         for n, shade in enumerate(shades)
     }
-    write_files(folder / "celeba" / "img_align_celeba", files, zipped)
+    write_files(folder / "celeba" / "img_align_celeba", files)
     smiling, blurry = [1, -1, 1, 1, -1, -1], [-1, -1, 1, -1, -1, 1]
     rows = [
         f"{name} {' '.join(map(str, pair))}"
@@ -118,7 +114,7 @@ def write_celeba(folder: Path, zipped: bool) -> None:
     (folder / "celeba" / "identity_CelebA.txt").write_text(ids)
 
 
-def write_malaria(folder: Path, zipped: bool) -> None:
+def write_malaria(folder: Path) -> None:
     """Three red cells with parasites, three blue ones without, of four people."""
     red, blue = (
         picture(numpy.full((30, 40, 3), colour, numpy.uint8))
@@ -133,10 +129,10 @@ def write_malaria(folder: Path, zipped: bool) -> None:
         "Uninfected/C12NThinF_IMG_1_cell_1.png": blue,
         "Uninfected/C201ThinF_IMG_1_cell_1.png": blue,
     }
-    write_files(folder / "malaria" / "cell_images", files, zipped)
+    write_files(folder / "malaria" / "cell_images", files)
 
 
-def write_cells(folder: Path, zipped: bool) -> None:
+def write_cells(folder: Path) -> None:
     """Ten images of 16×16 with one to ten cells."""
     random = numpy.random.default_rng(0)
     files = {}
@@ -145,7 +141,7 @@ def write_cells(folder: Path, zipped: bool) -> None:
         dots[random.permutation(256)[:number], 0] = 255
         files[f"{number:03}cell.png"] = picture(random.integers(0, 256, (16, 16, 3), numpy.uint8))
         files[f"{number:03}dots.png"] = picture(dots.reshape(16, 16, 3))
-    write_files(folder / "vgg_cells" / "cells", files, zipped)
+    write_files(folder / "vgg_cells" / "cells", files)
 
 
 def write_reviews(folder: Path, rows: list[tuple[str, int]], packed: bool = False) -> None:

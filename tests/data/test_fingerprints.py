@@ -133,7 +133,7 @@ COMPUTED = {
 @pytest.fixture
 def everything(small: Path) -> Path:
     """A data folder with small files of all these datasets."""
-    write_cells(small, zipped=False)
+    write_cells(small)
     write_table(small)
     rows = [f"{('north', 'south')[n % 2]},{n * 7 % 11},{40 + n}" for n in range(20)]
     (small / "ages.csv").write_text("\n".join(["site,dose,age", *rows]))

@@ -108,6 +108,7 @@ def test_nobody_shares_a_sample_with_anybody() -> None:
 
 def test_a_contributed_set_comes_from_every_client_with_its_labels() -> None:
     samples, data = split(
+        report_fraction=1.0,
         contributed_fraction=0.1,
         relabel=lambda client, targets: (targets + 1) % 10 if client == 2 else targets,
     )

@@ -104,12 +104,12 @@ def test_the_same_config_gives_the_same_bits(tiny: dict[str, Any], tmp_path: Pat
         ),
         (
             ["hostile=[{clients=7, attack='broken'}]"],
-            ["hostile[0].clients: 7 hostile clients of 6"],
+            ["hostile[0].clients = 7: 7 hostile clients of 6"],
         ),
         (["hostile=[{clients=[6], attack='broken'}]"], ["[6] are not clients"]),
         (
             ["hostile=[{clients=[1], attack='broken'}, {clients=[1], attack='boast'}]"],
-            ["hostile[1].clients: [1]"],
+            ["hostile[1].clients = [1]: [1]"],
         ),
         (
             ["federation={clients_per_round=7}"],

@@ -193,7 +193,7 @@ class MaskedGrid:
         }
         nothing = torch.zeros(1, dtype=torch.float64)
         models = (model.double() + mean).to(model.dtype)[None]
-        return write_update(Updates((0,), models, measured, nothing, nothing), None)
+        return write_update(Updates((0,), models, measured, nothing, nothing))
 
     def _all(self, step: str, content: bytes, facts: Row) -> dict[str, bytes]:
         """Every member's reply to a step; Void where one is missing."""

@@ -21,7 +21,6 @@ from .options import (
     SeedsOption,
     SetOption,
     load,
-    try_data,
 )
 
 if TYPE_CHECKING:
@@ -149,9 +148,6 @@ def check(
     for name in presets:
         with problems.noted():
             load(file, changes, name)
-    if loaded is None:
-        with problems.noted():
-            try_data(file, changes, preset, **keys)
     problems.refuse()
     from ..experiment.checks.describe import describe
     from ..experiment.matrix.grid import Matrix
@@ -184,8 +180,7 @@ def _show_data(experiment: Experiment, figure: Path | None) -> None:
     summary = summarise(federated)
     clients = f"{len(summary.train):,} clients"
     title = f"{experiment.data.name}, {experiment.partition.name}, {clients}, seed {seed}"
-    weighs_by_report = experiment.server_set.shared_set
-    print_items(out, data_items(summary, title, weighs_by_report, sorted(hostile)))
+    print_items(out, data_items(summary, title, sorted(hostile)))
     if figure is not None:
         with writing_to(figure):
             draw(data_chart(summary, title), figure)
@@ -216,9 +211,8 @@ def _check_matrix(matrix: Matrix) -> None:
     problems = Problems()
     for name in matrix.federations:
         first, *others = [cell for cell in matrix.cells if cell.data == name]
-        shares = {cell.column: cell.share for cell in (first, *others)}
         with problems.noted(first.source):
-            print_lines(describe(first.experiment, columns=shares))
+            print_lines(describe(first.experiment))
         one_per_attack = {cell.attack: cell for cell in others}
         with err.status(f"Checking the columns of {escape(name)}"):
             for cell in one_per_attack.values():

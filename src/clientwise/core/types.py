@@ -58,33 +58,25 @@ class LocalTraining:
     learning_rate: PositiveFloat = 0.1
     proximal: Annotated[
         NonNegativeFloat,
-        doc(
-            "μ of FedProx: (μ/2)·‖Θ_a − Θ‖² is added to the loss; 0: off. Typical values are 0.001 to 1."
-        ),
+        doc("μ of FedProx: (μ/2)·‖Θ_a − Θ‖² is added to the loss. Typical values are 0.001 to 1."),
     ] = 0.0
     control_variates: Annotated[
         bool,
-        doc(
-            "SCAFFOLD: c − c_a, the mean gradient less the client's own, is added to every gradient."
-        ),
+        doc("SCAFFOLD: the mean gradient less the client's own is added to every gradient."),
     ] = False
     sample_clip: Annotated[
         PositiveFloat | None,
-        doc(
-            "DP-SGD (Abadi et al., 2016): the norm to which the gradient of every sample is clipped. "
-            "Needs `sample_noise`. Default: off."
-        ),
+        doc("DP-SGD (Abadi et al., 2016): the norm to which every sample's gradient is clipped."),
     ] = None
     sample_noise: Annotated[
         Annotated[float, Gt(0), Le(1e6)] | None,
         doc(
-            "Standard deviation of the noise of every step, divided by 2·`sample_clip`. `clientwise check` "
-            "prints the resulting ε."
+            "Standard deviation of the noise of a step, divided by 2·`sample_clip`. `check` prints ε."
         ),
     ] = None
     clip_gradients: Annotated[
         PositiveFloat | None,
-        doc("Largest norm of the gradient of a step. Default: off. Typical values are 0.1 to 10."),
+        doc("Largest norm of a step's gradient. Typical values are 0.1 to 10."),
     ] = None
     transform: Part | None = None
     # Of the schedule in this round; None: the rate is the same in all rounds

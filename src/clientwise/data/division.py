@@ -20,11 +20,15 @@ OfficialTest = Literal["pooled", "server", "clients"]
 
 @dataclass(frozen=True)
 class Division:
-    """The indices of the samples of each client, for training and testing, and of the server."""
+    """The indices of the samples of each client, for training and testing, and of the server.
+
+    The server's are shuffled; classes keep their proportions in every prefix.
+    """
 
     train: list[Tensor]
     test: list[Tensor]
-    server: Tensor  # shuffled; classes keep their proportions in every prefix
+    weigh: Tensor  # the server weighs by these
+    report: Tensor  # and reports on these
 
 
 def divide(
@@ -34,6 +38,8 @@ def divide(
     *,
     test_fraction: float,
     server_fraction: float,
+    report_fraction: float,
+    shared_set: bool = False,
     official_test: OfficialTest = "pooled",
 ) -> Division:
     """Hold out the server's samples, divide the rest among the clients, split each client's into train and test.
@@ -44,6 +50,8 @@ def divide(
         seed: of all draws.
         test_fraction: of a client's samples that it tests on.
         server_fraction: of all samples that the server holds.
+        report_fraction: of the server's samples that it reports on; it weighs by the others.
+        shared_set: whether the server weighs by and reports on all of them (P3).
         official_test: "pooled" treats the official test split as other samples. "server" makes it the
             server's set (P3), without `server_fraction`. "clients" divides it among the clients as
             their test sets (P1), without `test_fraction`.
@@ -71,7 +79,9 @@ def divide(
         test.append(part[order[:cut]])
     if official_test == "clients":
         test = _official_tests(samples, train, official, seed)
-    return Division(train, test, server)
+    cut = round(len(server) * report_fraction)
+    weigh, report = (server, server) if shared_set else (server[cut:], server[:cut])
+    return Division(train, test, weigh, report)
 
 
 def hand_out(
@@ -79,8 +89,6 @@ def hand_out(
     division: Division,
     seed: int,
     *,
-    report_fraction: float,
-    shared_set: bool = False,
     contributed_fraction: float | None = None,
     relabel: Callable[[int, Tensor], Tensor] | None = None,
 ) -> FederatedData:
@@ -90,10 +98,8 @@ def hand_out(
         samples: the whole dataset.
         division: which samples each client and the server get.
         seed: of the contributed samples.
-        report_fraction: of the server's samples that it reports on; it weighs by the others.
-        shared_set: whether the server weighs by and reports on all of them (P3).
         contributed_fraction: if given, the server weighs by this share of every client's training
-            samples (P3 III.C) and reports on all of its own.
+            samples instead (P3 III.C).
         relabel: the labels that a client gives its samples, from (client, targets).
     """
     train, test = [], []
@@ -102,12 +108,8 @@ def hand_out(
         targets = targets if relabel is None else relabel(client, targets)
         test.append((tested, targets[: len(tested)]))
         train.append((mine, targets[len(tested) :]))
-    server = division.server
     held = Holdings.of(train)
-    count = round(len(server) * report_fraction)
-    if shared_set or contributed_fraction is not None:
-        count = len(server)
-    weigh = _held_by_server(samples, server if shared_set else server[count:])
+    weigh = _held_by_server(samples, division.weigh)
     if contributed_fraction is not None:
         weigh = contribute(held, contributed_fraction, seed)
     data = FederatedData(
@@ -115,7 +117,7 @@ def hand_out(
         held,
         Holdings.of(test),
         weigh=weigh,
-        report=_held_by_server(samples, server[:count]),
+        report=_held_by_server(samples, division.report),
         names=client_names(samples, division.train),
     )
     if samples.after_partition:

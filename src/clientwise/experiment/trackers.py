@@ -55,6 +55,11 @@ class LaneInfo:
     rounds_done: int  # 0, or the last round before a resume; later rounds are run and logged again
 
     @property
+    def title(self) -> str:
+        """The lane's name for people."""
+        return f"{self.method}, seed {self.seed}"
+
+    @property
     def file_name(self) -> str:
         """The lane's name as a file name; different lanes have different names.
 
@@ -69,6 +74,7 @@ Tracker = Callable[..., AbstractContextManager[Log]]  # its first argument is a 
 TRACKERS: Registry[Tracker] = Registry(
     "tracker", "trackers", "Tools that a run is also logged to; none by default"
 )
+NO_PARAMS = {"methods", "seeds", "trackers", "data_dir"}  # of a config, in other tools
 MODULES = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 
 
@@ -138,10 +144,10 @@ def _new_mlflow_run(client: Any, lane: LaneInfo) -> str:
     experiment = client.get_experiment_by_name(name)
     number = experiment.experiment_id if experiment else client.create_experiment(name)
     tags = {"method": lane.method, "seed": str(lane.seed)}
-    run_id = client.create_run(number, tags=tags, run_name=_title(lane)).info.run_id
+    run_id: str = client.create_run(number, tags=tags, run_name=lane.title).info.run_id
     for key, value in _params(lane).items():
         client.log_param(run_id, key, value)
-    return str(run_id)
+    return run_id
 
 
 @TRACKERS.register("wandb")
@@ -162,7 +168,7 @@ def wandb(lane: LaneInfo, *, mode: Literal["offline", "online"] = "offline") -> 
         id=_known_id(lane.folder / "wandb.json", lane.file_name, lambda: uuid4().hex),
         resume="allow",
         reinit="create_new",
-        name=_title(lane),
+        name=lane.title,
         group=lane.folder.resolve().name,
         config=_params(lane),
         # Nothing but the numbers and the config: no code, no console, no state of the machine.
@@ -179,10 +185,6 @@ def wandb(lane: LaneInfo, *, mode: Literal["offline", "online"] = "offline") -> 
     run.finish(exit_code=0)
 
 
-def _title(lane: LaneInfo) -> str:
-    return f"{lane.method}, seed {lane.seed}"
-
-
 def _known_id(file: Path, key: str, create: Callable[[], str]) -> str:
     """The id that a file of the run folder has for a lane; a new one is added to the file."""
     known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
@@ -194,8 +196,7 @@ def _known_id(file: Path, key: str, create: Callable[[], str]) -> str:
 
 def _params(lane: LaneInfo) -> dict[str, str]:
     """The settings of a lane: `training.epochs`; its own method as `method.score.name`."""
-    left_out = {"methods", "seeds", "trackers", "data_dir"}
-    table = {key: value for key, value in lane.config.items() if key not in left_out}
+    table = {key: one for key, one in lane.config.items() if key not in NO_PARAMS}
     (method,) = (method for method in lane.config["methods"] if method["name"] == lane.method)
     plain = dotted_keys({**table, "method": method, "seed": lane.seed}, in_lists=True)
     return {key: str(value) for key, value in plain.items()}

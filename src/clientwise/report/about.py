@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy
 from pandas import DataFrame as Frame
 
 from ..errors import shortened
@@ -69,7 +68,7 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
     for name, module in facts.functions.items():
         lines.append(("function", f"{name} was given in Python as a function of {module}"))
     lines += [
-        ("seeds", _ranges(sorted(set(run.lanes["seed"].tolist())))),
+        ("seeds", in_words(sorted({*run.lanes["seed"]}))),
         ("rounds", f"{facts.rounds:,}"),
         ("metric", f"{facts.metric} on {facts.reported_on}"),
         ("warm start", facts.initial_model),
@@ -212,35 +211,13 @@ def _versions(run: RunFolder) -> dict[str, str]:
     return {str(name): in_words(value) for name, value in known.items()}
 
 
-def _ranges(seeds: Sequence[int]) -> str:
-    """Seeds, as a range where they are consecutive."""
-    if len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1:
-        return f"{seeds[0]}–{seeds[-1]}"
-    return ", ".join(map(str, seeds))
-
-
 # How samples are divided among clients ------------------------------------------------------------
 
 
-def data_items(
-    summary: DataSummary, title: str, weighs_by_report: bool, hostile: Sequence[int]
-) -> Iterator[Item]:
-    """Sizes, the server's samples, classes by client, and the columns of a table."""
-    num_classes = summary.classes.shape[1]
-    sizes = {"training samples": summary.train, "test samples": summary.test}
-    totals = [int(summary.train.sum()), int(summary.test.sum())]
-    if num_classes:
-        sizes["classes"] = summary.classes_per_client
-        totals.append(num_classes)
-    rows = [
-        (name, *numpy.quantile(values, [0.0, 0.5, 1.0]).astype(int).tolist(), total)
-        for (name, values), total in zip(sizes.items(), totals, strict=True)
-    ]
-    columns = ["per client", "minimum", "median", "maximum", "total"]
-    yield Table("sizes", title, Frame(rows, columns=columns))
-    yield from _remarks(summary, weighs_by_report, hostile)
-    if num_classes:
-        yield _classes(summary)
+def data_items(summary: DataSummary, title: str, hostile: Sequence[int]) -> Iterator[Item]:
+    """The samples of every client, remarks, and the columns of a table."""
+    yield _by_client(summary, title)
+    yield from _remarks(summary, hostile)
     if summary.table is not None:
         named = [
             (shortened(one.name, 40), _values(one), one.missing)
@@ -253,51 +230,42 @@ def data_items(
         yield Table("columns", name, frame, note, formats={"missing": percent})
 
 
+def _by_client(summary: DataSummary, title: str) -> Table:
+    """Samples by client, and by class where there are few classes; of many clients, the largest ones."""
+    sizes = {"training": summary.train.tolist(), "test": summary.test.tolist()}
+    frame = Frame({"client": _names(summary), **sizes})
+    if len(summary.class_names) > MOST_CLASSES:
+        frame["classes"] = summary.classes_per_client.tolist()
+    else:
+        frame[summary.class_names] = summary.classes.tolist()
+    note = ""
+    if len(frame) > MOST_ROWS:
+        note = f"The {MOST_ROWS} largest of {len(frame):,} clients."
+        frame = frame.nlargest(MOST_ROWS, "training")
+    formats = dict.fromkeys(frame.columns[1:], lambda number: f"{number:,}" if number else "·")
+    return Table(
+        "clients",
+        f"{title}: samples, and training samples of each class",
+        frame,
+        note,
+        formats=formats,
+    )
+
+
 def _values(column: Any) -> str:
     if column.categories:
         return shortened(f"categories: {', '.join(column.categories)}", 60)
     return f"numbers, mean {column.fill:.4g}"
 
 
-def _remarks(summary: DataSummary, weighs_by_report: bool, hostile: Sequence[int]) -> Iterator[str]:
-    weigh, report = int(summary.weigh.sum()), int(summary.report.sum())
-    if weighs_by_report and report:
-        yield f"Server: {report:,} samples, for weighting and for reporting."
-    elif weigh or report:
-        yield f"Server: {weigh:,} samples for weighting, {report:,} for reporting."
-    else:
-        yield "Server: no samples. The metric is reported on the clients' pooled test samples."
+def _remarks(summary: DataSummary, hostile: Sequence[int]) -> Iterator[str]:
     if summary.shared:
         yield f"Not disjoint: {summary.shared:,} training samples are held by more than one client."
     if summary.unused:
         yield f"Not used: {summary.unused:,} of {summary.num_samples:,} samples."
-    if not int(summary.test.sum()):
-        yield "The clients have no test sets."
     if hostile:
         few = ", ".join(map(str, hostile[:10])) + " …" * (len(hostile) > 10)
         yield f"Hostile: {counted(len(hostile), 'client')} ({few}). The table shows their true classes."
-
-
-def _classes(summary: DataSummary) -> Table:
-    """Training samples by client and class; of many clients, some at even distances in the order of their size."""
-    frame = Frame({"client": _names(summary), "samples": summary.train.tolist()})
-    if len(summary.class_names) > MOST_CLASSES:
-        frame["classes"] = summary.classes_per_client.tolist()
-    else:
-        frame[list(summary.class_names)] = summary.classes.tolist()
-    note = ""
-    if len(frame) > MOST_ROWS:
-        note = f"{MOST_ROWS} of the {len(frame):,} clients, from the largest to the smallest."
-        ranks = numpy.linspace(0, len(frame) - 1, MOST_ROWS).round().astype(int)
-        frame = frame.sort_values("samples", ascending=False, kind="stable").iloc[ranks]
-        frame = frame.reset_index(drop=True)
-    if "classes" not in frame:
-        every = [int(summary.train.sum()), *summary.classes.sum(0).tolist()]
-        frame.loc[len(frame)] = ["all", *every]
-        if server := int(summary.report.sum()):
-            frame.loc[len(frame)] = ["server", server, *summary.report.tolist()]
-    formats = dict.fromkeys(frame.columns[2:], lambda number: f"{number:,}" if number else "·")
-    return Table("classes", "Training samples of each class", frame, note, formats=formats)
 
 
 def _names(summary: DataSummary) -> list[str]:

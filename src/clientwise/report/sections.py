@@ -6,11 +6,11 @@ A new section is a function here, and a line in `page.SECTIONS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy
 import pandas
 from pandas import DataFrame as Frame
 from pandas import Series
@@ -32,13 +32,14 @@ from .results import (
     SHARES,
     Method,
     Results,
+    at_rounds,
     class_names,
     client_names,
     marks_in_words,
     shared_seeds,
     stated,
 )
-from .statistics import Difference, holm, holm_p_values, mcnemar, p_number, paired_difference
+from .statistics import NONE, Difference, holm_p_values, mcnemar, p_number, paired_difference
 
 NOTABLE = 0.002  # of the metric: what one sample is worth is said from here on
 MOST_POINTS = 200  # of a line
@@ -128,15 +129,8 @@ def difference_column(
     texts = [one.text(signed) if one else "–" for one in found]
     if baseline is not None:
         texts[baseline] = "baseline"
-    means = numpy.array([one and one.mean for one in found], dtype=float)
-    intervals = [(one and one.interval) or (None, None) for one in found]
-    inner = {
-        "low": [low for low, _ in intervals],
-        "high": [high for _, high in intervals],
-        "p": [one and one.p_value for one in found],
-        "pairs": [one and one.pairs for one in found],
-    }
-    return Column(name, means, texts, inner)
+    numbers = Frame([(one or NONE).numbers for one in found])
+    return Column(name, numbers.pop("mean"), texts, dict(numbers))
 
 
 def _over_seeds(one: Method, measure: Callable[[Series], float]) -> float:
@@ -227,24 +221,18 @@ def has_search(results: Results) -> bool:
 
 def curves(results: Results) -> Iterator[Item]:
     """The curves of all methods: the metric over time and bytes where there is a clock, losses, what privacy costs."""
-    facts = results.facts
+    metric, on = metric_chart(results), results.facts.reported_on
     for name, _, so_far, units in scales(results)[1:]:
-        metric = metric_chart(results)
         ends = spread(results.methods, [so_far(one) for one in results.methods])
-        both = metric.frame.merge(ends[["method", "round", "value"]], on=["method", "round"])
-        most = both["value_y"].max()
-        unit = [one for place, one in enumerate(units) if not place or most >= 2 * units[one]][-1]
-        frame = both.assign(**{unit: both["value_y"] / units[unit]}).drop(columns="value_y")
-        yield Chart(
-            f"metric-{name}",
-            f"{metric.title}, over {name}",
-            frame.rename(columns={"value_x": "value"}),
-            x=unit,
-            format=metric.format,
-            reference=metric.reference,
-        )
-    yield from lines(results, "macro_f1", f"macro F1 on {facts.reported_on}", "~g")
-    yield from lines(results, "loss", f"loss on {facts.reported_on}", "~g")
+        most = ends["value"].max()
+        small = [one for one, size in units.items() if 2 * size <= most]
+        unit = small[-1] if small else next(iter(units))
+        ends[unit] = ends["value"] / units[unit]
+        frame = metric.frame.merge(ends[["method", "round", unit]], on=["method", "round"])
+        title = f"{metric.title}, over {name}"
+        yield replace(metric, id=f"metric-{name}", title=title, frame=frame, x=unit)
+    yield from lines(results, "macro_f1", f"macro F1 on {on}", "~g")
+    yield from lines(results, "loss", f"loss on {on}", "~g")
     yield from lines(results, "epsilon", "ε spent", "~g")
     # The mean of the clients' products of adapters has a higher rank than one adapter
     yield from lines(results, "residual", "Residual of the mean adapter", ".0%")
@@ -258,6 +246,7 @@ def metric_chart(results: Results) -> Chart:
         "metric",
         f"{facts.metric} on {facts.reported_on}",
         frame,
+        names=results.labels,
         format=results.unit.axis,
         reference=facts.target,
         alt=ends_in_words(frame, results.unit.text),
@@ -276,6 +265,7 @@ def lines(results: Results, column: str, title: str, format: str) -> Iterator[Ch
         column,
         title,
         frame,
+        names=results.labels,
         format=format,
         logarithmic=bool(is_wide),
         alt=ends_in_words(frame, percent if "%" in format else "{:.3g}".format),
@@ -369,22 +359,14 @@ def first_rounds(one: Method, curves: Frame, target: float) -> Series:
     return reached.idxmax().where(reached.any()).reindex(one.seeds).astype(float)
 
 
-def used(so_far: Frame, rounds: Series) -> Series:
-    """By seed, what was used up at the end of these rounds."""
-    known = {
-        seed: so_far[seed].get(number) if seed in so_far else None
-        for seed, number in rounds.items()
-    }
-    return Series(known, dtype=float)
-
-
 def _to_target(results: Results) -> Iterator[Column]:
     """Rounds, time and bytes until the reported metric reaches the target."""
     targets = [run.facts.target for run in results.runs if run.facts.target is not None]
     for target in targets[:1]:
         for name, text, so_far, _ in scales(results):
             by_seed = [
-                used(so_far(one), first_rounds(one, one.metric, target)) for one in results.ranked
+                at_rounds(so_far(one), first_rounds(one, one.metric, target))
+                for one in results.ranked
             ]
             yield reached_column(f"{name} to {results.unit.target(target)}", by_seed, text)
 
@@ -560,7 +542,6 @@ def fairness_table(results: Results) -> Table | None:
         "worst 10%": (lambda own: worst_tenth(own, higher), unit.text),
         "best 10%": (lambda own: worst_tenth(own, not higher), unit.text),
         "standard deviation": (lambda own: own.std(ddof=0), unit.size),
-        "Jain's index": (jain_index, fixed(3)),
     }
     columns = [Column("method", [one.label for one in results.methods])]
     for name, (measure, text) in measures.items():
@@ -569,58 +550,9 @@ def fairness_table(results: Results) -> Table | None:
     note = (
         f"{results.facts.metric} of the {evaluated_clients(results)} on their own test data in the last round, "
         f"each client with equal weight; mean over the seeds{unit.in_points and '; deviations in points'}. "
-        "Worst and best 10%: mean over a tenth of the clients, rounded up. "
-        "Jain's index: (Σx)²/(n·Σx²), 1 if all clients have the same value."
+        "Worst and best 10%: mean over a tenth of the clients, rounded up."
     )
     return table("fairness", "Fairness among clients", columns, note)
-
-
-def jain_index(values: Series) -> float:
-    """(Σx)²/(n·Σx²) of values of zero or more; NaN for others, and where all are zero.
-
-    >>> jain_index(pandas.Series([1.0, 1.0])), jain_index(pandas.Series([1.0, 0.0]))
-    (1.0, 0.5)
-    """
-    squares = float((values**2).sum())
-    if not squares or values.min() < 0:
-        return math.nan
-    return float(values.sum() ** 2 / (len(values) * squares))
-
-
-def client_differences(ours: Frame, theirs: Frame) -> dict[str, Difference]:
-    """By client, ours minus theirs [names, seeds], with Holm's correction for the number of clients."""
-    both = ours.sub(theirs).loc[ours.index.intersection(theirs.index, sort=False)]
-    found = {str(name): paired_difference(row, [0.0] * len(row)) for name, row in both.iterrows()}
-    known = {name: one for name, one in found.items() if one is not None}
-    return dict(zip(known, holm([*known.values()]), strict=True))
-
-
-def paired_table(
-    id: str,
-    title: str,
-    shown: Mapping[str, Method],
-    found: Mapping[str, Difference],
-    unit: Unit,
-) -> Table:
-    """The clients under several methods, and their differences.
-
-    Args:
-        id: of the table.
-        title: of the table, without the unit.
-        shown: the methods by the names of their columns.
-        found: by client, the difference of two of them.
-        unit: of the metric.
-    """
-    clients = [*found]
-    columns = [Column("client", clients)]
-    for name, one in shown.items():
-        columns.append(Column(name, one.by_client().mean(axis=1).reindex(clients), unit.text))
-    columns.append(difference_column("difference", [*found.values()], unit.signed))
-    note = (
-        "Means over the seeds. Differences are paired by seed, with their 95% interval where there are several. "
-        "Intervals and significance are corrected for the number of clients (Holm)."
-    )
-    return table(id, f"{title}{unit.in_points}", columns, note)
 
 
 # Weights ------------------------------------------------------------------------------------------
@@ -640,20 +572,17 @@ def weights(results: Results) -> Iterator[Item]:
             grids[one] = cells(own.assign(client=named, number=own["client"]), "client", "weight")
     highest = max((float(grid["weight"].max()) for grid in grids.values()), default=1.0)
     for one, grid in grids.items():
-        title = f"{one.label}: weight of every client, seed {one.seeds[0]}"
+        who = "every client" if grid["client"].nunique() < MOST_CELLS else "the first clients"
+        title = f"{one.label}: weight of {who}, seed {one.seeds[0]}"
         yield _heat_map(f"weights-{one.label}", title, grid, ".2%", highest)
 
 
 def cells(frame: Frame, rows: str, value: str) -> Frame:
-    """A heat map over the rounds: a row for each `rows`, or for several with neighbouring numbers."""
+    """A heat map over the rounds: a row for each `rows`, in the order of their numbers; of many, the first ones."""
     rounds = sorted(frame["round"].unique())
-    kept = frame[frame["round"].isin(rounds[:: -(-len(rounds) // MOST_CELLS)])]
-    size = -(-int(kept["number"].max() + 1) // MOST_CELLS)
-    if size > 1:
-        first = kept["number"] // size * size
-        kept = kept.assign(number=first, **{rows: "from " + first.astype(str)})
-    means = kept.groupby(["number", rows, "round"], as_index=False)[value].mean()
-    return means.drop(columns="number")
+    shown = frame["round"].isin(rounds[:: -(-len(rounds) // MOST_CELLS)])
+    kept = frame[shown & (frame["number"] < MOST_CELLS)]
+    return kept.sort_values(["number", "round"])[[rows, "round", value]]
 
 
 def _heat_map(id: str, title: str, frame: Frame, format: str, most: float) -> Chart:
@@ -724,17 +653,13 @@ def refusals(results: Results) -> Iterator[Item]:
     """One row per client and reason, and one per note on a round."""
     parts = []
     for one in results.methods:
-        own = one.missing.assign(method=one.label, client=client_names(one.missing))
-        found = own.groupby(["method", "client", "seed", "reason"], sort=False)["round"]
-        rows = found.agg(**{"times": "size", "first in round": "min"}).nlargest(
-            MOST_LISTED, "times"
-        )
-        notes = Series(one.notes, dtype=object).value_counts(sort=False)
-        noted = Frame({"method": one.label, "reason": notes.index, "times": notes.to_numpy()})
-        parts += [part for part in (rows.reset_index(), noted) if len(part)]
-    if parts:
-        yield "An invalid update never ends a run. Refused updates are not part of the aggregate."
-        order = ["method", "client", "seed", "reason", "times", "first in round"]
-        frame = pandas.concat(parts, ignore_index=True)
-        title = "Refused updates, and rounds that changed nothing"
-        yield Table("refused", title, frame[[name for name in order if name in frame]])
+        parts.append(one.missing.assign(method=one.label, client=client_names(one.missing)))
+        parts.append(Frame({"method": one.label, "reason": one.notes}))
+    every = pandas.concat(parts)
+    if every.empty:
+        return
+    yield "An invalid update never ends a run. Refused updates are not part of the aggregate."
+    of_one = every.groupby(["method", "client", "seed", "reason"], sort=False, dropna=False)
+    found = of_one["round"].agg(**{"times": "size", "first in round": "min"})
+    frame = found.nlargest(MOST_LISTED, "times").reset_index().dropna(axis="columns", how="all")
+    yield Table("refused", "Refused updates, and rounds that changed nothing", frame)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy
+import pandas
 from numpy.typing import NDArray
 from pandas import DataFrame as Frame
+from pandas import MultiIndex, Series
 
 from ..errors import RunError
-from ..experiment.matrix.grid import Matrix, look_at
+from ..experiment.matrix.grid import MatrixCell, look_at
 from ..record.run import RunFolder
 from .charts import Format
 from .items import Chart, Column, Item, Table, Unit, counted, fixed, percent, table
@@ -23,6 +25,9 @@ from .results import has_hostile, marked, marks_in_words
 from .sections import difference_column
 from .statistics import Difference, holm, p_number, paired_difference
 
+PLACE = ["federation", "method", "column", "seed"]
+# What is known of a federation none of whose cells has begun
+UNKNOWN = SimpleNamespace(metric="accuracy", higher_is_better=True, is_share=True)
 OUTER_FENCE = 3  # interquartile ranges beyond the quartiles (Tukey, 1977)
 Values = NDArray[numpy.float64]
 
@@ -53,7 +58,7 @@ class Federation:
     @property
     def false_alarms(self) -> Values:
         """The share of false alarms over columns and seeds [methods]; NaN: no evidence."""
-        return _known_means(self.alarms)
+        return known_means(self.alarms)
 
 
 @dataclass(frozen=True)
@@ -94,26 +99,38 @@ def read_results(folder: Path) -> Results:
     Read from the runs alone: looking at a matrix never executes what its config names.
     """
     matrix = look_at(folder)
-    runs = {
-        cell.folder: run
-        for cell in matrix.cells
-        if (run := _opened(folder / cell.folder)) is not None
-    }
+    opened = [(cell, _opened(folder / cell.folder)) for cell in matrix.cells]
+    runs = [(cell, run) for cell, run in opened if run is not None]
     if not runs:
         raise RunError(f"{folder}: none of its cells has begun")
-    about = {name: run.about(name) for run in runs.values() for name in run.methods}
-    seeds = list(
-        dict.fromkeys(seed for run in runs.values() for seed in run.lanes["seed"].tolist())
-    )
+    about = {name: run.about(name) for _, run in runs for name in run.methods}
+    seeds = pandas.concat([run.lanes["seed"] for _, run in runs]).unique()
+    cells = pandas.concat([_last_round(cell, run) for cell, run in runs])
+    federations = []
+    for name in matrix.federations:
+        columns = [cell.column for cell in matrix.cells if cell.data == name]
+        every = MultiIndex.from_product([[name], [*about], columns, seeds])
+        grid = cells.reindex(every).to_numpy().reshape(len(about), len(columns), len(seeds), 3)
+        facts: Any = next((run.facts for cell, run in runs if cell.data == name), UNKNOWN)
+        federations.append(
+            Federation(
+                name,
+                facts.metric,
+                facts.higher_is_better,
+                tuple(columns),
+                *numpy.moveaxis(grid, -1, 0),
+                facts.is_share,
+            )
+        )
     return Results(
         matrix.name,
         matrix.oracle,
         tuple(about),
         frozenset(name for name, one in about.items() if not one.is_available),
         len(seeds),
-        tuple(_read_federation(name, matrix, runs, [*about], seeds) for name in matrix.federations),
+        tuple(federations),
         frozenset(name for name, one in about.items() if one.trains_on_server),
-        Counter(text for run in runs.values() for text in run.facts.warnings),
+        Counter(text for _, run in runs for text in run.facts.warnings),
     )
 
 
@@ -129,39 +146,17 @@ def _opened(folder: Path) -> RunFolder | None:
     return run
 
 
-def _read_federation(
-    name: str,
-    matrix: Matrix,
-    runs: Mapping[str, RunFolder],
-    methods: Sequence[str],
-    seeds: Sequence[int],
-) -> Federation:
-    cells = [cell for cell in matrix.cells if cell.data == name]
-    found = numpy.full((3, len(methods), len(cells), len(seeds)), numpy.nan)
-    facts: Any = None
-    for column, cell in enumerate(cells):
-        run = runs.get(cell.folder)
-        if run is None:
-            continue
-        facts = run.facts
-        rounds = run.frame("rounds")
-        ended = rounds[rounds["round"] == facts.rounds]
-        wanted = ended.reindex(columns=["method", "seed", "metric", "attack_success"])
-        alarms = {} if has_hostile(run) else dict(false_alarms(run))
-        for method, seed, *values in wanted.itertuples(index=False):
-            place = methods.index(method), column, seeds.index(seed)
-            # As numbers: NaN is what is absent
-            found[:, *place] = numpy.array([*values, alarms.get((method, seed))], dtype=float)
-    columns = tuple(cell.column for cell in cells)
-    values, success, false = found
-    if facts is None:
-        return Federation(name, "accuracy", True, columns, values, success, false)
-    return Federation(
-        name, facts.metric, facts.higher_is_better, columns, values, success, false, facts.is_share
-    )
+def _last_round(cell: MatrixCell, run: RunFolder) -> Frame:
+    """Metric, backdoor success and false alarms of the last round, by federation, method, column and seed."""
+    rounds = run.frame("rounds")
+    last = rounds[rounds["round"] == run.facts.rounds].set_index(["method", "seed"])
+    found = last.reindex(columns=["metric", "attack_success"]).astype(float)
+    found["alarms"] = numpy.nan if has_hostile(run) else false_alarms(run)
+    places = [(cell.data, method, cell.column, seed) for method, seed in found.index]
+    return found.set_axis(MultiIndex.from_tuples(places, names=PLACE))
 
 
-def false_alarms(run: RunFolder) -> Iterable[tuple[tuple[str, int], float]]:
+def false_alarms(run: RunFolder) -> Series:
     """By method and seed, the share of honest clients that ever lost half of their weight by evidence.
 
     The evidence multiplies the prior weight of a client by a factor. A client is lowered if its
@@ -173,70 +168,61 @@ def false_alarms(run: RunFolder) -> Iterable[tuple[tuple[str, int], float]]:
     copies = judged["copies"].astype(float).fillna(1.0) if "copies" in judged else 1.0
     factor = judged["posterior"].astype(float) * copies / judged["prior"]
     most = factor.groupby([judged[key] for key in ("method", "seed", "round")]).transform("max")
-    ever = (
-        (factor < 0.5 * most).groupby([judged[key] for key in ("method", "seed", "client")]).any()
-    )
-    found: Iterable[tuple[tuple[str, int], float]] = (
-        ever.groupby(level=["method", "seed"]).mean().items()
-    )
-    return found
+    lowered = (factor < 0.5 * most).groupby([judged[key] for key in ("method", "seed", "client")])
+    return lowered.any().groupby(level=["method", "seed"]).mean()
 
 
-@dataclass(frozen=True)
-class MethodStanding:
-    """How a method does on some federations; a cell is a federation with a column."""
+def standings(results: Results, federations: Sequence[Federation]) -> Frame:
+    """All methods that have a result everywhere, the best worst cell first; a cell is a federation with a column.
 
-    method: str
-    is_available: bool
-    mean: float  # over cells and seeds
-    worst: float  # the worst cell, mean over the seeds
-    worst_at: str
-    rank: float | None  # among the available methods, mean over the federations; 1 is best
-    false_alarms: float | None  # mean over the federations
-    success: float | None  # of backdoors, mean over the cells that have one
-    regret: Difference | None = None  # to the method that is told which clients are honest
-    worst_regret: Difference | None = None  # in the cell where it is largest
-
-
-def standings(results: Results, federations: Sequence[Federation]) -> list[MethodStanding]:
-    """All methods that have a result everywhere, the best worst cell first."""
-    good = _cells(federations)
-    names = _cell_names(federations)
-    complete = complete_methods(results, federations)
+    Columns:
+        method, is_available: its name, and whether it can be used in practice.
+        mean: over cells and seeds.
+        worst, worst_at: the worst cell, mean over the seeds, and its name.
+        rank: among the available methods, mean over the federations; 1 is best.
+        false_alarms: mean over the federations; NaN without evidence.
+        success: of backdoors, mean over the cells that have one.
+        regret, largest_regret: to the method that is told which clients are honest, over all cells and in the cell
+            where it is largest; without such a method, they are absent.
+    """
+    methods = complete_methods(results, federations)
+    places = [results.methods.index(method) for method in methods]
+    good = _cells(federations)[places]
     sign = 1 if federations[0].higher_is_better else -1
-    ranks = rank(results, federations).means
-    alarms = _known_means(numpy.stack([one.false_alarms for one in federations], 1))
-    success = _known_means(numpy.concatenate([one.success for one in federations], 1))
-    oracle = good[results.methods.index(results.oracle)] if results.oracle in complete else None
-    found = []
-    for method in complete:
-        index = results.methods.index(method)
-        by_cell = good[index].mean(1)
-        one = MethodStanding(
-            method,
-            is_available=method not in results.unavailable,
-            mean=sign * float(by_cell.mean()),
-            worst=sign * float(by_cell.min()),
-            worst_at=names[int(by_cell.argmin())],
-            rank=ranks.get(method),
-            false_alarms=_or_none(alarms[index]),
-            success=_or_none(success[index]),
-        )
-        if oracle is not None:
-            behind = oracle - good[index]
-            largest = int(behind.mean(1).argmax())
-            one = replace(
-                one, regret=_interval(behind.mean(0)), worst_regret=_interval(behind[largest])
-            )
-        found.append(one)
-    return sorted(found, key=lambda one: -sign * one.worst)
+    by_cell = good.mean(2)
+    alarms = known_means(numpy.stack([one.false_alarms for one in federations], 1))
+    success = known_means(numpy.concatenate([one.success for one in federations], 1))
+    found = Frame(
+        {
+            "method": methods,
+            "is_available": ~numpy.isin(methods, [*results.unavailable]),
+            "mean": sign * by_cell.mean(1),
+            "worst": sign * by_cell.min(1),
+            "worst_at": numpy.array(_cell_names(federations))[by_cell.argmin(1)],
+            "false_alarms": alarms[places],
+            "success": success[places],
+        }
+    )
+    found["rank"] = found["method"].map(mean_ranks(results, federations))
+    if results.oracle in methods:
+        behind = good[methods.index(results.oracle)] - good
+        largest = behind.mean(2).argmax(1)
+        found["regret"] = [_difference(own.mean(0)) for own in behind]
+        found["largest_regret"] = [
+            _difference(own[place]) for own, place in zip(behind, largest, strict=True)
+        ]
+    return found.sort_values("worst", ascending=sign < 0, kind="stable", ignore_index=True)
+
+
+def by_mean(found: Frame, federation: Federation) -> Frame:
+    """Standings with the best mean first."""
+    return found.sort_values("mean", ascending=not federation.higher_is_better, kind="stable")
 
 
 def complete_methods(results: Results, federations: Sequence[Federation]) -> list[str]:
     """The methods that have a result in all cells with all seeds."""
-    totals = _cells(federations).sum((1, 2)).tolist()  # NaN where a value is missing
-    both = zip(results.methods, totals, strict=True)
-    return [method for method, total in both if not math.isnan(total)]
+    totals = _cells(federations).sum((1, 2))  # NaN where a value is missing
+    return [str(method) for method in numpy.array(results.methods)[~numpy.isnan(totals)]]
 
 
 @dataclass(frozen=True)
@@ -269,61 +255,17 @@ def mean_differences(
     found = []
     for of_unit in (good.mean(1), by_federation, worst):  # [methods, seeds or federations]
         own = of_unit[results.methods.index(ours)]
-        rows = [_interval(own - of_unit[results.methods.index(other)]) for other in others]
-        found.append(holm(rows))
+        rows = [own - of_unit[results.methods.index(other)] for other in others]
+        found.append(holm([_difference(row) for row in rows]))
     return [MeanDifference(*row) for row in zip(others, *found, strict=True)]
 
 
-def worst_cell_difference(
-    results: Results, federations: Sequence[Federation], ours: str, theirs: str
-) -> Difference:
-    """The worst cell of one method minus that of another, paired by seed; above zero, ours is better."""
-    good = _cells(federations)[[results.methods.index(one) for one in (ours, theirs)]]
-    worst = good[[0, 1], good.mean(2).argmin(1)]  # each is the worst by the mean over the seeds
-    return _interval(worst[0] - worst[1])
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """Ranks of the available methods, with federations as blocks (Demšar, 2006)."""
-
-    means: Mapping[str, float]  # over the federations; 1 is best
-    p_value: float | None  # Friedman's test that all methods are alike
-    critical_difference: float | None  # Nemenyi's, of two mean ranks at 5%
-
-
-def rank(results: Results, federations: Sequence[Federation]) -> Ranks:
-    """Rank the available methods on every federation by their mean over its columns and seeds."""
-    from scipy.stats import friedmanchisquare, rankdata
-
+def mean_ranks(results: Results, federations: Sequence[Federation]) -> Series:
+    """By available method, its rank by the mean over the columns and seeds of a federation, mean over federations."""
+    means = Frame({one.name: one.goodness.mean((1, 2)) for one in federations}, results.methods)
     complete = complete_methods(results, federations)
-    rivals = [method for method in complete if method not in results.unavailable]
-    if not rivals:
-        return Ranks({}, None, None)
-    indices = [results.methods.index(method) for method in rivals]
-    means = numpy.stack([one.goodness[indices].mean((1, 2)) for one in federations])
-    mean_ranks = rankdata(-means, axis=1).mean(0).tolist()
-    p_value = None
-    if len(rivals) > 2 and len(federations) > 1:
-        p_value = _or_none(friedmanchisquare(*means.T).pvalue)
-    difference = critical_difference(len(rivals), len(federations))
-    return Ranks(dict(zip(rivals, mean_ranks, strict=True)), p_value, difference)
-
-
-def critical_difference(methods: int, blocks: int) -> float | None:
-    """Nemenyi's critical difference of mean ranks at 5% (Demšar, 2006).
-
-    q · √(k(k + 1) / (6N)) for k methods and N blocks, q the studentised range over √2.
-
-    >>> round(critical_difference(5, 30), 3)
-    1.114
-    """
-    if methods < 2 or blocks < 2:
-        return None
-    from scipy.stats import studentized_range
-
-    q = float(studentized_range.ppf(0.95, methods, math.inf)) / math.sqrt(2)
-    return q * math.sqrt(methods * (methods + 1) / (6 * blocks))
+    usable = [method for method in complete if method not in results.unavailable]
+    return means.loc[usable].rank(ascending=False).mean(axis=1)
 
 
 def _cells(federations: Sequence[Federation]) -> Values:
@@ -338,20 +280,16 @@ def _cell_names(federations: Sequence[Federation]) -> list[str]:
     return [f"{one.name}: {column}" for one in federations for column in one.columns]
 
 
-def _interval(paired: Values) -> Difference:
-    found = paired_difference(paired.tolist(), [0.0] * len(paired))
+def _difference(paired: Values) -> Difference:
+    found = paired_difference(paired, numpy.zeros_like(paired))
     assert found is not None
     return found
 
 
-def _known_means(values: Values) -> Values:
+def known_means(values: Values) -> Values:
     """The means of what is known of each method; NaN where nothing is."""
-    rows = [row[~numpy.isnan(row)] for row in values.reshape(len(values), -1)]
-    return numpy.array([row.mean() if row.size else numpy.nan for row in rows])
-
-
-def _or_none(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
+    means: Values = Frame(values.reshape(len(values), -1)).mean(axis=1).to_numpy()
+    return means
 
 
 # The report ---------------------------------------------------------------------------------------
@@ -405,34 +343,36 @@ def matrix_report(folder: Path) -> MatrixReport:
 
 def _verdict(results: Results, metric: str, federations: Sequence[Federation]) -> Iterator[str]:
     """The best worst cell, the best mean and the best mean rank of the available methods."""
-    lines = [one for one in standings(results, federations) if one.is_available]
-    if len(lines) < 2:
+    found = standings(results, federations)
+    usable = found[found["is_available"]]
+    if len(usable) < 2:
         return
     where = f" ({metric})" if metric else ""
     unit = federations[0].unit
-    best, second = lines[:2]
-    found = worst_cell_difference(results, federations, best.method, second.method)
+    best, second, *_ = usable.itertuples()
+    worst = []
+    for one in (best, second):
+        cells = _cells(federations)[results.methods.index(one.method)]
+        worst.append(cells[cells.mean(1).argmin()])  # the worst by the mean over the seeds
+    difference = _difference(worst[0] - worst[1])
     sure = "With one seed, no confidence interval can be given."
-    if found.corrected_margin is not None:
+    if difference.corrected_margin is not None:
         sure = (
-            f"Difference {interval(found, unit)}{unit.points} (95% confidence interval, paired over "
+            f"Difference {interval(difference, unit)}{unit.points} (95% confidence interval, paired over "
             f"{results.seeds} seeds; the cells were chosen by these same results)."
         )
     yield (
         f"Best worst cell{where}: {best.method} with {unit.text(best.worst)} ({best.worst_at}); next {second.method} "
         f"with {unit.text(second.worst)} ({second.worst_at}). {sure}"
     )
-    yield f"Best mean over cells{where}: {_lead_in_mean(results, federations, lines)}"
-    ranks = rank(results, federations)
+    yield f"Best mean over cells{where}: {_lead_in_mean(results, federations, usable)}"
     if len(federations) > 1:  # the rank on one federation is the order by its mean
-        first = min(ranks.means, key=lambda method: ranks.means[method])
-        yield f"Best mean rank{where}: {first} with {ranks.means[first]:.1f} among {len(ranks.means)}."
+        ranks = usable.set_index("method")["rank"]
+        yield f"Best mean rank{where}: {ranks.idxmin()} with {ranks.min():.1f} among {len(ranks)}."
 
 
-def _lead_in_mean(
-    results: Results, federations: Sequence[Federation], lines: Sequence[MethodStanding]
-) -> str:
-    best, second, *_ = by_mean(lines, federations[0])
+def _lead_in_mean(results: Results, federations: Sequence[Federation], usable: Frame) -> str:
+    best, second, *_ = by_mean(usable, federations[0]).itertuples()
     others = [method for method in complete_methods(results, federations) if method != best.method]
     found = mean_differences(results, federations, best.method, others)[others.index(second.method)]
     unit = federations[0].unit
@@ -451,46 +391,33 @@ def interval(difference: Difference, unit: Unit) -> str:
     return text if margin is None else f"{text} ± {unit.size(margin)}"
 
 
-def by_mean(lines: Sequence[MethodStanding], federation: Federation) -> list[MethodStanding]:
-    """The best mean first."""
-    return sorted(lines, key=lambda one: one.mean, reverse=federation.higher_is_better)
-
-
 # Tables -------------------------------------------------------------------------------------------
 
 
 def _standings(results: Results, metric: str, federations: Sequence[Federation]) -> Iterator[Item]:
     """All methods on the federations that share a metric, and against the one with the best mean."""
-    lines = standings(results, federations)
+    found = standings(results, federations)
     unit = federations[0].unit
-    regrets = {
-        "regret": [one.regret for one in lines],
-        "largest regret": [one.worst_regret for one in lines],
-    }
-    rates = {
-        "false alarms": [one.false_alarms for one in lines],
-        "backdoor success": [one.success for one in lines],
-    }
-    ranks = numpy.array([one.rank for one in lines], dtype=float)
     columns = [
-        _method_column(results, [one.method for one in lines]),
-        Column(f"mean {metric}", [one.mean for one in lines], unit.text),
-        Column("worst cell", [one.worst for one in lines], unit.text),
-        Column("worst at", [one.worst_at for one in lines]),
-        Column("mean rank", ranks, fixed(1)),
+        _method_column(results, found["method"]),
+        Column(f"mean {metric}", found["mean"], unit.text),
+        Column("worst cell", found["worst"], unit.text),
+        Column("worst at", found["worst_at"]),
+        Column("mean rank", found["rank"], fixed(1)),
     ]
-    for name, own in regrets.items():
-        columns.append(difference_column(name, own, unit.signed))
-    for name, values in rates.items():
-        columns.append(Column(name, numpy.array(values, dtype=float), percent))
+    for name in ("regret", "largest_regret"):
+        if name in found:
+            columns.append(difference_column(name.replace("_", " "), found[name], unit.signed))
+    columns.append(Column("false alarms", found["false_alarms"], percent))
+    columns.append(Column("backdoor success", found["success"], percent))
     title = f"All methods on {counted(len(federations), 'federation')}"
-    yield table(f"standings-{metric}", title, columns, _standings_note(results, federations, lines))
-    usable = by_mean([one for one in lines if one.is_available], federations[0])
-    if usable and len(lines) > 1:
-        yield _differences_table(results, metric, federations, usable[0].method)
+    yield table(f"standings-{metric}", title, columns, _standings_note(results, federations, found))
+    usable = by_mean(found[found["is_available"]], federations[0])
+    if len(usable) and len(found) > 1:
+        yield _differences_table(results, metric, federations, usable["method"].iloc[0])
 
 
-def _method_column(results: Results, methods: Sequence[str]) -> Column:
+def _method_column(results: Results, methods: Iterable[str]) -> Column:
     """Methods, with marks where they are not available or train on the server's samples."""
     available = ["no" if method in results.unavailable else "yes" for method in methods]
     texts = [
@@ -500,47 +427,35 @@ def _method_column(results: Results, methods: Sequence[str]) -> Column:
     return Column("method", list(methods), texts, {"available": available})
 
 
-def _footnotes(results: Results, methods: Sequence[str]) -> list[str]:
+def _footnotes(results: Results, methods: Iterable[str]) -> list[str]:
     """What the marks of these methods mean."""
     shown = {*methods}
     return marks_in_words(bool(shown & results.unavailable), bool(shown & results.on_server))
 
 
-def _standings_note(
-    results: Results, federations: Sequence[Federation], lines: Sequence[MethodStanding]
-) -> str:
+def _standings_note(results: Results, federations: Sequence[Federation], found: Frame) -> str:
     seeds = counted(results.seeds, "seed")
     cells = "all cells"
     if len(federations) < len(results.federations):
         cells = f"the cells of {', '.join(one.name for one in federations)}"
     sentences = [
-        f"A cell is a federation with a column. Mean and worst cell are over {cells}, each the mean of {seeds}."
+        f"A cell is a federation with a column. Mean and worst cell are over {cells}, each the mean of {seeds}.",
+        "Mean rank: the available methods are ranked on every federation by their mean over its columns.",
+        *_footnotes(results, found["method"]),
     ]
-    sentences += _footnotes(results, [one.method for one in lines])
     if results.oracle:
         sentences.append(
             f"Regret: how far a method is behind “{results.oracle}”, which is told which clients are "
             f"honest{federations[0].unit.in_points}: mean over the cells, and in the cell where "
             f"it is largest, with the 95% confidence interval over {seeds}."
         )
-    if any(one.false_alarms is not None for one in lines):
+    if found["false_alarms"].notna().any():
         sentences.append(
             "False alarms: the share of honest clients whose evidence factor falls below half of "
             "the largest factor of a round, in columns without hostile clients."
         )
-    ranks = rank(results, federations)
-    sentences.append(
-        "Mean rank: the available methods are ranked on every federation by their mean over its columns."
-    )
-    if ranks.p_value is not None:
-        sentences.append(
-            f"Friedman's test with {len(federations)} federations as blocks: p = {ranks.p_value:.2g}."
-        )
-    if ranks.critical_difference is not None:
-        closer = f"{ranks.critical_difference:.1f}"
-        sentences.append(f"Mean ranks closer than {closer} do not differ significantly (Nemenyi).")
-    if len(results.methods) > len(lines):
-        absent = counted(len(results.methods) - len(lines), "method")
+    if len(results.methods) > len(found):
+        absent = counted(len(results.methods) - len(found), "method")
         sentences.append(f"Left out: {absent} without a result in all cells.")
     return " ".join(sentences)
 

@@ -196,9 +196,7 @@ class Bounds:
     """
 
     # The config's [methods.bounds] table is made from these fields.
-    cap: Annotated[
-        OpenShare, doc("Largest weight of a client, as a share of the total. 1: no cap.")
-    ] = 1.0
+    cap: Annotated[OpenShare, doc("Largest weight of a client.")] = 1.0
     floor: Annotated[
         Annotated[float, Ge(0), Lt(1)],
         doc("Smallest weight of an accepted client, as a share of the total. 0: no floor."),

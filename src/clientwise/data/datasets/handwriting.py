@@ -60,16 +60,13 @@ def mnist(data_dir: Path | None) -> Samples:
     """
     get = "put the four files of the MNIST database there"
     images, labels = (
-        [
-            find(data_dir, "mnist", [f"mnist/{part}-{what}.gz", f"mnist/{part}-{what}"], get)
-            for part in PARTS
-        ]
+        [find(data_dir, "mnist", [f"mnist/{part}-{what}.gz"], get) for part in PARTS]
         for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
     )
     folder = images[0].parent
-    names = [f"qmnist-{part}-labels-idx2-int" for part in ("train", "test")]
-    writers = [path for name in names for path in sorted(folder.glob(f"{name}*"))[:1]]
-    writers = writers if len(writers) == len(names) else []
+    writers = [folder / f"qmnist-{part}-labels-idx2-int.gz" for part in ("train", "test")]
+    if not all(path.exists() for path in writers):
+        writers = []
 
     def build(arrays: Writer) -> None:
         inputs, targets, ids = [], [], []
@@ -124,14 +121,8 @@ def femnist(data_dir: Path | None) -> Samples:
 
     Each writer is an id.
     """
-    get = (
-        "you need your own copy: LEAF's data/femnist/preprocess.sh writes it (train/ and test/ with "
-        "-t sample, all_data/ without a split)"
-    )
-    names = [f"femnist/{name}" for name in ("train", "data/train", "all_data", "data/all_data")]
-    train = find(data_dir, "femnist", names, get)
-    test = train.with_name("test")
-    folders = [train, test] if train.name == "train" and test.is_dir() else [train]
+    get = "you need your own copy: LEAF's data/femnist/preprocess.sh -t sample writes it"
+    folders = [find(data_dir, "femnist", [f"femnist/{part}"], get) for part in ("train", "test")]
 
     def build(arrays: Writer) -> None:
         rows: list[tuple[str, numpy.ndarray, numpy.ndarray]] = []
@@ -150,7 +141,7 @@ def femnist(data_dir: Path | None) -> Samples:
         arrays.save(ids=ids, sizes=numpy.array(sizes))
 
     arrays = cached("femnist", folders, build)
-    test_from = int(arrays["sizes"][0]) if len(folders) > 1 else None
+    test_from = int(arrays["sizes"][0])
     return _pictures(arrays["inputs"], arrays["targets"], arrays["ids"], test_from, NUM_CLASSES)
 
 

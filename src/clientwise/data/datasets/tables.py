@@ -139,8 +139,7 @@ def wisdm(data_dir: Path | None) -> Samples:
     A window has ten seconds. Each person is an id.
     """
     get = "it belongs to the activity prediction data of the WISDM lab (WISDM_ar_v1.1)"
-    name = "WISDM_ar_v1.1_transformed.arff"
-    path = find(data_dir, "wisdm", [f"wisdm/{name}", f"wisdm/WISDM_ar_v1.1/{name}"], get)
+    path = find(data_dir, "wisdm", ["wisdm/WISDM_ar_v1.1_transformed.arff"], get)
     # An ARFF file: lines that name the attributes, @data, and rows of commas
     head, *rest = DATA.split(read_file(path), maxsplit=1)
     names = ATTRIBUTE.findall(head.decode("utf-8", "replace"))

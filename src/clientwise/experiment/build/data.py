@@ -99,6 +99,7 @@ def divide_samples(experiment: Experiment, samples: Samples, seed: int) -> Divis
     if wanted > len(samples.targets):  # checked before anything of that size is made
         message = f"too many clients for {len(samples.targets)} samples"
         raise ConfigError(experiment.source, [(f"partition.clients = {wanted}", message)])
+    server = experiment.server_set
     official = experiment.evaluation.official_test
     if official != "pooled" and samples.test_from is None:
         key = f"evaluation.official_test = {official!r}"
@@ -110,7 +111,9 @@ def divide_samples(experiment: Experiment, samples: Samples, seed: int) -> Divis
             make(PARTITIONS, experiment.partition),
             seed,
             test_fraction=experiment.evaluation.test_fraction,
-            server_fraction=experiment.server_set.fraction,
+            server_fraction=server.fraction,
+            report_fraction=server.report_fraction if server.source == "held_out" else 1.0,
+            shared_set=server.shared_set,
             official_test=official,
         )
     except ValueError as error:
@@ -123,14 +126,34 @@ Relabel = Callable[[int, Tensor], Tensor]
 def choose_hostile(
     experiment: Experiment, num_clients: int, seed: int, names: Sequence[str] = ()
 ) -> dict[int, Hostile]:
-    """The clients of [[hostile]]: those listed, or a number drawn by the seed among the others."""
-    wanted = [group.wanted(num_clients, names) for group in experiment.hostile]
+    """The clients of [[hostile]]: those listed, or a number drawn by the seed among the others.
+
+    ConfigError for groups that are empty, overlap, or have too many members.
+    """
+    issues: list[tuple[str, str]] = []
+    wanted: list[int | list[int]] = []
     listed: set[int] = set()
-    for members in wanted:
-        listed.update(members if isinstance(members, list) else [])
-    chosen: dict[int, Hostile] = {}
+    count = 0
     for index, group in enumerate(experiment.hostile):
-        members = wanted[index]
+        try:
+            members = group.wanted(num_clients, names)
+            if isinstance(members, list):
+                strange = [one for one in members if one in listed or not 0 <= one < num_clients]
+                if strange:
+                    raise ValueError(
+                        f"{strange} are not clients, or are in two groups: there are 0 to {num_clients - 1}"
+                    )
+                listed.update(members)
+            count += members if isinstance(members, int) else len(members)
+            if count > num_clients:
+                raise ValueError(f"{count} hostile clients of {num_clients}: too many")
+            wanted.append(members)
+        except ValueError as error:
+            issues.append((f"hostile[{index}].clients = {group.clients}", str(error)))
+    if issues:
+        raise ConfigError(experiment.source, issues)
+    chosen: dict[int, Hostile] = {}
+    for index, (group, members) in enumerate(zip(experiment.hostile, wanted, strict=True)):
         if isinstance(members, int):
             taken = {*chosen, *listed}
             free = [client for client in range(num_clients) if client not in taken]
@@ -194,8 +217,6 @@ def build_data(
             samples,
             divided,
             seed,
-            report_fraction=1.0 if server.source == "clients" else server.report_fraction,
-            shared_set=server.shared_set,
             contributed_fraction=contributed,
             relabel=relabel,
         )

@@ -177,6 +177,11 @@ def _hostile(group: HostileClients, engine: str) -> list[Row]:
             elsewhere if engine == "flower" else (),
         ),
         (
+            "ignore_global",
+            f"needs clients that keep a model, which nodes do not: {LOCAL}",
+            engine == "flower" and group.ignore_global,
+        ),
+        (
             "attack",
             "{} changes honest clients once: use it alone, from round 2 on, without probability and ignore_global",
             changing if not is_alone or group.ignore_global else (),
@@ -201,15 +206,16 @@ def _method_issues(place: str, settings: MethodSettings, experiment: Experiment)
         yield f"{place}.{key}", str(error)
         return
     about = (settings, method, experiment)
-    yield from _holding(place, _of_any(*about))
+    rows = list(_of_any(*about))
     if method.adjust:
-        yield from _holding(place, _of_adjust(*about))
+        rows += _of_adjust(*about)
     if method.privacy:
-        yield from _holding(place, _of_privacy(*about))
+        rows += _of_privacy(*about)
     if method.local_noise:
-        yield from _holding(place, _of_local_noise(method, experiment))
+        rows += _of_local_noise(method, experiment)
     if method.noises_mean:
-        yield from _holding(place, _of_noised_mean(*about))
+        rows += _of_noised_mean(*about)
+    yield from _holding(place, rows)
 
 
 def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -37,17 +37,12 @@ TITLE = 12  # characters of a line's title
 
 
 @memory_errors_explained()
-def describe(
-    experiment: Experiment,
-    own_data: FederatedData | None = None,
-    columns: Mapping[str, float] | None = None,
-) -> list[str]:
+def describe(experiment: Experiment, own_data: FederatedData | None = None) -> list[str]:
     """What an experiment would run, found by building its first seed; see `validate`.
 
     Args:
         experiment: of a matrix, the one in the first column.
         own_data: samples of the user's own.
-        columns: of a matrix, the share of hostile clients by column.
     """
     samples = validate(experiment, own_data)
     seed = experiment.seeds[0]
@@ -58,8 +53,7 @@ def describe(
     steps = count_steps(experiment, [data])
     lines = {
         "data": _data(experiment, data),
-        "clients": _clients(data, plan.cohort_size, None if columns else len(hostile)),
-        "matrix": _hostile_by_column(columns or {}, data.num_clients),
+        "clients": _clients(data, plan.cohort_size, len(hostile)),
         "server set": _server_set(experiment, data),
         "model": _model(experiment, executor),
         "device": f"{device}: {executor}",
@@ -108,21 +102,12 @@ def _has_client_data(data: FederatedData) -> bool:
     return bool(data.train.sizes.any())
 
 
-def _clients(data: FederatedData, cohort: int, hostile: int | None) -> str:
+def _clients(data: FederatedData, cohort: int, hostile: int) -> str:
     sizes = data.train.sizes
     held = "data of their own, elsewhere"
     if _has_client_data(data):
         held = f"{sizes.min()} to {sizes.max()} training samples each"
-    text = f"{data.num_clients} with {held}, {cohort} in a round"
-    return text if hostile is None else f"{text}, {hostile} hostile"
-
-
-def _hostile_by_column(columns: Mapping[str, float], clients: int) -> str:
-    """The numbers of hostile clients in a matrix, each with its columns."""
-    found: dict[int, list[str]] = {}
-    for name, share in columns.items():
-        found.setdefault(round(clients * share), []).append(name)
-    return "; ".join(f"{count} hostile: {listed(names)}" for count, names in found.items())
+    return f"{data.num_clients} with {held}, {cohort} in a round, {hostile} hostile"
 
 
 def _server_set(experiment: Experiment, data: FederatedData) -> str:
@@ -201,11 +186,7 @@ def _work(experiment: Experiment) -> str:
         "seed": len(experiment.seeds),
         "round": experiment.rounds,
     }
-    return " × ".join(_counted(count, what) for what, count in counts.items())
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+    return " × ".join(f"{count:,} {what}{'s' * (count > 1)}" for what, count in counts.items())
 
 
 # What runs, but gives results that are wrong in silence --------------------------------------------------
@@ -266,19 +247,19 @@ def _about_equal_rows(data: FederatedData) -> Iterator[str]:
     inputs = data.samples.inputs
     if inputs.numel() > MOST_VALUES or len(inputs) > MOST_ROWS:
         return
-    train, test = data.train.indices, data.test.indices
+    tested = [data.test.indices]
     if data.report is not None:
-        test = torch.cat([test, data.report.indices])
-    pairs = [("test", test, "training", train, "the reported results are too good")]
+        tested.append(data.report.indices)
+    held = {"training": data.train.indices, "test": torch.cat(tested)}
+    pairs = [("test", "training", "the reported results are too good")]
     if data.weigh is not None:
-        weigh = data.weigh.indices
-        favour = "the weights favour the clients that have them"
-        pairs.append(("held-out", weigh, "training", train, favour))
-        pairs.append(("test", test, "held-out", weigh, "the reported results are too good"))
-    for kind, indices, other, others, so in pairs:
+        held["held-out"] = data.weigh.indices
+        pairs.append(("held-out", "training", "the weights favour the clients that have them"))
+        pairs.append(("test", "held-out", "the reported results are too good"))
+    for kind, other, so in pairs:
         # The same samples by number are meant (`server_set.source`)
-        rows = _rows(data, indices[~torch.isin(indices, others)])
-        known = {*_rows(data, others)}
+        rows = _rows(data, held[kind][~torch.isin(held[kind], held[other])])
+        known = {*_rows(data, held[other])}
         equal = sum(row in known for row in rows)
         if equal > NOTABLE * len(rows):
             said = f"{equal:,} of {len(rows):,} {kind} samples are also {other} samples"
@@ -341,21 +322,16 @@ def count_steps(experiment: Experiment, data: Iterable[FederatedData]) -> list[S
         method = settings.build(experiment.training)
         if method.control == "pooled":
             continue
-        steps = [count for one in held for count in _client_steps(method, one)]
-        middle = statistics.median(steps) if steps else None
+        steps: list[int] = []
+        if method.control in (None, "alone"):  # else no client trains by itself
+            for one in held:
+                sizes = one.train.sizes
+                steps += method.training.num_steps(sizes[sizes > 0]).tolist()
         server = max(_server_steps(settings, method, one) for one in held)
+        middle = statistics.median(steps) if steps else None
         least, most = min(steps, default=None), max(steps, default=None)
         found.append(StepsRow(method.name, least, middle, most, server))
     return found
-
-
-def _client_steps(method: Method, data: FederatedData) -> list[int]:
-    """Of every client that has samples; nothing where none trains by itself."""
-    if method.control not in (None, "alone"):
-        return []
-    sizes = data.train.sizes
-    steps: list[int] = method.training.num_steps(sizes[sizes > 0]).tolist()
-    return steps
 
 
 def _server_steps(settings: MethodSettings, method: Method, data: FederatedData) -> int:

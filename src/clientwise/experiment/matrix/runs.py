@@ -29,9 +29,9 @@ from ..checks.against_data import validate
 from ..config.schema import Experiment
 from ..running.origin import change_of_machine, compare_origin, other_machine
 from ..running.resume import (
-    changed_keys,
     config_so_far,
     extended,
+    has_changed,
     is_new,
     new_folder,
     refuse_other_config,
@@ -146,13 +146,10 @@ def _prepare(
 def _refuse_missing_data(cells: Iterable[MatrixCell]) -> None:
     """Read the data of every federation once: hours may pass before the first cell that needs them."""
     problems = Problems()
-    read = set()
+    federations: dict[str, Experiment] = {}
     for cell in cells:
-        experiment = cell.experiment
-        data = repr((experiment.data, experiment.data_dir, experiment.features))
-        if data in read or experiment.data is None:
-            continue
-        read.add(data)
+        federations.setdefault(cell.data, cell.experiment)
+    for experiment in federations.values():
         with suppress(OSError, MemoryError), problems.noted(experiment.source):  # the cell says it
             load_samples(experiment)
     problems.refuse()
@@ -208,7 +205,7 @@ def _unfinished_cells(matrix: Matrix, folder: Path, accept_changes: bool) -> lis
             if before is not None:
                 refuse_other_config(own, before, now)
                 now = extended(before, now)
-            has_all = before is not None and not changed_keys(before.to_dict(), now.to_dict())
+            has_all = before is not None and not has_changed(before, now)
             if not has_all or not is_finished(own):
                 todo.append(index)
             else:

@@ -46,11 +46,10 @@ from .origin import (
 from .ray_lanes import can_be_sharded, connected_to_ray, run_on_ray, sharded
 from .resume import (
     FACT,
-    changed_keys,
     claim,
     config_so_far,
     extended,
-    member_changes,
+    has_changed,
     new_folder,
     refuse_other_config,
 )
@@ -126,7 +125,8 @@ def run(
             stack.callback(store.close)
             _record_config(store, experiment, before)
             if before:
-                changes = [*member_changes(before, experiment), *changes]
+                joined = experiment.flower.clients[len(before.flower.clients) :]
+                changes = [*(f"{name} joined" for name in joined), *changes]
             record_origin(store, experiment, origin, changes)
             stack.callback(trackers.close)
             hooks: list[OnRound] = [trackers] if on_round is None else [trackers, on_round]
@@ -175,7 +175,7 @@ def _record_config(store: Store, experiment: Experiment, before: Experiment | No
     The file is written first: after a crash between the two it has only what may be added.
     """
     recorded = before or experiment
-    if before is None or changed_keys(before.to_dict(), experiment.to_dict()):
+    if before is None or has_changed(before, experiment):
         recorded = experiment
         write_atomically(store.folder / CONFIG, experiment.to_toml().encode())
     methods = [about_method(one).plain() for one in recorded.methods]

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from ...engine.wrapping import EmbeddedEngine
 from ...errors import ClientwiseError, needing
-from ...experiment.build.data import choose_hostile, count_clients
+from ...experiment.build.data import count_clients
 from ...experiment.config.schema import Experiment
 from ...experiment.load import load_experiment
 from ...experiment.running.runner import Connect, run
@@ -115,13 +115,11 @@ def connector(
     """A function that replaces a lane's local engine by one that uses the grid; see `FlowerEngine`."""
 
     def connect(local: EmbeddedEngine, seed: int) -> FlowerEngine:
-        hostile = choose_hostile(experiment, local.num_clients, seed, local.data.names)
         return FlowerEngine(
             local,
             grid,
             connected,
             settings=experiment.flower,
-            keepers=[client for client, one in hostile.items() if one.ignore_global],
             is_deployment=is_deployment,
             awaits_all=any(method.noises_mean for method in experiment.build_methods()),
         )

@@ -1,4 +1,4 @@
-"""Whole runs repeated with one change: without a client, with equal weights, under another policy."""
+"""Whole runs repeated without a client."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import clientwise as cw
 from clientwise.cli import app
-from clientwise.errors import ConfigError, RunError
-from clientwise.experiment.running.resume import with_policy, without_client
+from clientwise.errors import RunError
+from clientwise.experiment.running.resume import without_client
 from clientwise.record.run import RunFolder
 from recorded import curve, everything, rows
 
@@ -55,25 +55,6 @@ def test_a_whole_run_without_a_client_is_paired_and_resumed(folder: Path) -> Non
     assert everything(RunFolder(target)) == before
 
 
-def test_a_whole_run_with_equal_weights_and_under_another_policy(
-    folder: Path, tmp_path: Path
-) -> None:
-    done = CliRunner().invoke(
-        app, ["run", str(folder), "--uniform", "--out", str(tmp_path / "equal")]
-    )
-    assert done.exit_code == 0, done.output
-    for method in ("FedAvg", "Median"):
-        equal = rows(RunFolder(tmp_path / "equal"), "weights", method, 1, 3)
-        assert {*equal["weight"]} == {0.25}
-    policy = tmp_path / "strict.toml"
-    policy.write_text("cap = 0.3\n", encoding="utf-8")
-    experiment = with_policy(folder, policy)
-    assert experiment.methods[0].bounds.cap == 0.3
-    policy.write_text("cup = 0.3\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="cup: unknown"):
-        with_policy(folder, policy)
-
-
 def test_runs_that_cannot_be_run_again(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no client is called 'Basel'"):
         without_client(folder, "Basel")
@@ -84,5 +65,5 @@ def test_runs_that_cannot_be_run_again(folder: Path, tmp_path: Path) -> None:
     own = cw.run(config, tmp_path / "own", data=samples).folder
     with pytest.raises(RunError, match="its samples are not here"):
         without_client(own, "a")
-    for words in (["--uniform", "--without", "2"], ["--uniform", "--seeds", "1"]):
-        assert CliRunner().invoke(app, ["run", str(folder), *words]).exit_code == 2
+    wrong = CliRunner().invoke(app, ["run", str(folder), "--without", "2", "--seeds", "1"])
+    assert wrong.exit_code == 2
