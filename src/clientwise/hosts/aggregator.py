@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from ..core.guard import inspect_models
-from ..core.method import Plan
+from ..core.method import Method, Plan
 from ..core.reasons import Reason
 from ..core.round import first_state, run_round
 from ..core.types import Refusal, RoundRecord, ServerState, Updates
 from ..core.weights.scores import Score
-from ..core.weights.weighting import ScoreError
 from ..errors import plain
 from ..experiment.running.about import about_method
 from .engine import Arrays, HostEngine, Layout, Pair, server_engine
@@ -190,8 +189,7 @@ class Aggregator:
         listed = sorted(set(clients), key=str)
         scores = torch.full((len(listed),), math.nan, dtype=torch.float64)
         if self._layout is not None:
-            with self._naming_clients():
-                known = self._method.last_scores(self._state)
+            known = self._named_method.last_scores(self._state)
             for row, client in enumerate(listed):
                 if client in self._numbers:
                     scores[row] = known[self._numbers[client]]
@@ -260,8 +258,7 @@ class Aggregator:
         asked = tuple(sorted(client_of))
         plan = Plan(self._seed, len(asked), evaluate_clients_every=None, asks=asked)
         state = replace(self._state, model=layout.vector())
-        with self._naming_clients():
-            self._state, record = run_round(state, self._method, plan, self._engine)
+        self._state, record = run_round(state, self._named_method, plan, self._engine)
         self.round_num = record.round_num
         refusals = {client: str(reason) for client, reason in replies.refusals.items()}
         done = aggregate_of(record, layout.named(self._state.model), client_of, refusals)
@@ -340,14 +337,10 @@ class Aggregator:
                 notes.append(f"{_shown(client)} is refused: {reason}")
         return notes
 
-    @contextlib.contextmanager
-    def _naming_clients(self) -> Iterator[None]:
-        """Within this context, an error that is about a client has its name, not its number."""
-        try:
-            yield
-        except ScoreError as error:
-            client_of = {number: client for client, number in self._numbers.items()}
-            raise error.of(_shown(client_of[error.client])) from None
+    @property
+    def _named_method(self) -> Method:
+        """The method with the clients' names, for messages."""
+        return self._method.for_clients([_shown(client) for client in self._numbers])
 
     def _clients_of(self, replies: _Replies) -> dict[int, Client]:
         """The clients of a round that have a number, by number."""
@@ -485,7 +478,7 @@ def _steps(record: RoundRecord) -> list[ClientWeight]:
         record.scores,
         record.prior,
         record.evidence.z,
-        record.posterior and record.posterior.weights,
+        record.evidence.weights if record.posterior else None,
         record.influence,
     )
     count = len(record.client_ids)
