@@ -37,7 +37,7 @@ from .values import (
     require,
 )
 
-MAX_CLIENTS = 10_000
+MAX_CLIENTS = 10_000  # that may take part, where no names are given
 MAX_REASON = 300  # characters
 MAX_NAME = 100  # characters of a client's name
 SIZE = "dataset_size"  # the value that the record shows as the size of a client's data
@@ -81,7 +81,6 @@ class Aggregator:
             server's samples plus one.
         learning_rate: of fine-tuning.
         seed: of the order of samples in fine-tuning.
-        max_clients: clients that may take part, where `clients` does not name them.
         folder: a new run folder for the record, which `clientwise show` and `report` read.
         rounds: how many rounds are planned, for the record.
         keep_best: "loss" or the problem's metric, measured on the server's samples: the best model so
@@ -116,7 +115,6 @@ class Aggregator:
         num_classes: int | None = None,
         learning_rate: float = 0.01,
         seed: int = 1,
-        max_clients: int = MAX_CLIENTS,
         folder: str | Path | None = None,
         rounds: int | None = None,
         keep_best: str | None = None,
@@ -130,7 +128,7 @@ class Aggregator:
         self._settings = settings_of(method, criteria, score, normalise, functions)
         self._server, self._spec = server_engine(model, weigh, report, num_classes, seed)
         self._method = build(self._settings, learning_rate, weigh is not None)
-        num_clients = max_clients if clients is None else len(clients)
+        num_clients = MAX_CLIENTS if clients is None else len(clients)
         self._engine = HostEngine(num_clients, self._server, num_classes)
         self._best = None
         if keep_best is not None:
