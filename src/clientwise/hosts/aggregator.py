@@ -22,7 +22,6 @@ from ..core.types import Refusal, RoundRecord, ServerState, Updates
 from ..core.weights.scores import Score
 from ..core.weights.weighting import ScoreError
 from ..errors import plain
-from ..experiment.running.about import about_method
 from .engine import Arrays, HostEngine, Layout, Pair, server_engine
 from .methods import build, settings_of
 from .record import BestModel, HostRecord, refuse_run
@@ -147,7 +146,11 @@ class Aggregator:
         self._is_closed = False
         self._has_chosen = False
         self._planned = rounds
-        self._has_report_part = report is not None
+        self._reported_on = "no samples: the server has none"
+        if report is not None:
+            self._reported_on = "held-out samples"
+        elif weigh is not None:
+            self._reported_on = "the server's samples, which weights are based on, too"
         self._layout: Layout | None = None
         self._state: ServerState
         self._record: HostRecord | None = None
@@ -378,32 +381,18 @@ class Aggregator:
         if self._folder is None:
             return
         if self._record is None:
-            self._record = self._new_record(self._folder)
+            self._record = HostRecord(
+                self._folder,
+                self._settings,
+                self._seed,
+                self._engine.problem,
+                self._reported_on,
+                num_values=self._engine.spec.size,
+                rounds=self._planned,
+            )
         names = [_shown(client) for client in self._numbers]
         sizes = [int(self._values.first_claim(one, SIZE) or 0) for one in self._numbers]
         self._record.write(record, names, sizes, seconds)
-
-    def _new_record(self, folder: Path) -> HostRecord:
-        if self._has_report_part:
-            reported_on = "held-out samples"
-        elif self._server is not None:
-            reported_on = "the server's samples, which weights are based on, too"
-        else:
-            reported_on = "no samples: the server has none"
-        config = {
-            "name": folder.resolve().name,
-            "seeds": [self._seed],
-            "methods": [self._settings.to_dict()],
-        }
-        return HostRecord(
-            folder,
-            config,
-            about_method(self._settings),
-            self._engine.problem,
-            reported_on,
-            num_values=self._engine.spec.size,
-            rounds=self._planned,
-        )
 
 
 class _Replies:
