@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 import pandas
@@ -31,10 +31,8 @@ from clientwise.report.results import NOT_AVAILABLE, NOT_AVAILABLE_MEANS
 from clientwise.report.standings import (
     Federation,
     MeanDifference,
-    MethodStanding,
     Results,
     by_mean,
-    complete_methods,
     mean_differences,
     standings,
 )
@@ -246,8 +244,7 @@ def lead_by_share_table(raw: pandas.DataFrame) -> str:
 
 
 def _leads(results: Results) -> list[MeanDifference]:
-    others = [name for name in complete_methods(results, results.federations) if name != OURS]
-    return mean_differences(results, results.federations, OURS, others)
+    return mean_differences(results, OURS)
 
 
 def _leads_markdown(
@@ -294,7 +291,7 @@ def readme_table(raw: pandas.DataFrame) -> str:
 def regret_table(raw: pandas.DataFrame) -> str:
     """How far every method is behind the one that is told which clients are honest."""
     results = results_of(raw)
-    lines = by_mean(standings(results, results.federations), results.federations[0])
+    lines = _by_mean(results)
     slow = _slow_turns(results)
     regrets = _regrets(results)
     rows = []
@@ -317,6 +314,11 @@ def regret_table(raw: pandas.DataFrame) -> str:
     )
     columns = ["method", f"cells within {MOST_REGRET:g} points", "mean", "largest", "at", *slow]
     return f"{_markdown(columns, rows, texts=('method', 'at'))}\n\n*{note}*"
+
+
+def _by_mean(results: Results) -> list[Any]:
+    """The standings on all federations as rows, the best mean first."""
+    return [*by_mean(standings(results), results).itertuples()]
 
 
 def _slow_turns(results: Results) -> list[str]:
@@ -502,16 +504,16 @@ FIGURES: Mapping[Path, tuple[str, Callable[[pandas.DataFrame], Drawn]]] = {
 }
 
 
-def _strongest(results: Results, raw: pandas.DataFrame, rivals: int) -> list[MethodStanding]:
+def _strongest(results: Results, raw: pandas.DataFrame, rivals: int) -> list[Any]:
     """Ours, the strongest rivals, and the methods that everything is measured by."""
-    lines = by_mean(standings(results, results.federations), results.federations[0])
+    lines = _by_mean(results)
     shown = {OURS, ORACLE, *BASELINES, *_rivals(results, raw)[:rivals]}
     return [one for one in lines if one.method in shown]
 
 
 def _rivals(results: Results, raw: pandas.DataFrame) -> list[str]:
     """The other usable methods but the baselines, the best mean first."""
-    lines = by_mean(standings(results, results.federations), results.federations[0])
+    lines = _by_mean(results)
     usable = [one.method for one in lines if kind_of(one.method, raw) == "usable"]
     return [method for method in usable if method not in (OURS, *BASELINES)]
 

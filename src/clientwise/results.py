@@ -25,7 +25,7 @@ from .record.facts import RunFacts
 from .record.files import plain_name
 from .record.models import ENDING, ModelHeader, metadata_of, write_model
 from .record.run import RunFolder
-from .registry import listed, suggest
+from .registry import listed
 from .writing import make_folder, replacing
 
 if TYPE_CHECKING:
@@ -198,8 +198,6 @@ class Run:
         method: str | None = None,
         seed: int | None = None,
         round: int | None = None,
-        *,
-        details: bool = False,
     ) -> Sentences:
         """Why a client has its share of a round's model, in at most six lines per method, the answer first.
 
@@ -208,7 +206,6 @@ class Run:
             method: the method; by default all of them.
             seed: the seed; by default the first one.
             round: the round; by default the last one in which the client took part.
-            details: whether to add how weights are computed, with all parameters.
 
         Example:
             >>> print(run.why("west").splitlines()[0])
@@ -219,7 +216,7 @@ class Run:
         texts = []
         for one in self.methods if method is None else [method]:
             number = self._first_seed(one) if seed is None else seed
-            texts.append(why(self._record, client, one, number, round, details=details))
+            texts.append(why(self._record, client, one, number, round))
         return Sentences("\n".join(texts))
 
     @property
@@ -360,27 +357,9 @@ class Run:
         with needing("report", "run.figure"):
             import altair
 
-        from .report.charts import figure
-        from .report.items import Chart
-        from .report.page import report_sections
-        from .report.results import Results
+        from .report.page import figure_of
 
-        results = Results([self._record])
-        items = [item for found in report_sections(results).values() for item in found]
-        charts = {item.id: item for item in items if isinstance(item, Chart)}
-        if chart not in charts:
-            raise ClientwiseError(
-                f"{self._record.id}: there is no chart {chart!r}{suggest(chart, charts)}"
-            )
-        methods = [one.label for one in results.methods]
-        spec = figure(charts[chart], methods)
-        # Altair moves what one points at to the top, and loses whose points those are
-        spec["params"] = [
-            {**one, "views": [layer["name"]]}
-            for layer in spec["layer"]
-            for one in layer.pop("params", [])
-        ]
-        return altair.Chart.from_dict(spec)
+        return altair.Chart.from_dict(figure_of(self._record, chart))
 
     def __repr__(self) -> str:
         from .report.terminal import run_text

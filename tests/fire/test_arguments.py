@@ -37,7 +37,6 @@ ODD = [
     *(["check", "{config}", "--set", change] for change in (f"initial_model={LONG}", "initial_model=/dev/zero",
       "initial_model=''", "stop_early=-1", f"stop_early={DIGITS}")),
     *(["diff", *folders] for folders in ([], ["{run}"], ["{run}", LONG], ["{run}", "\udcff"])),
-    *(["runs", "{run}", *words] for words in (["--sort", "["], ["--sort", ""], ["--with", "\udcff"])),
 ]  # fmt: skip
 
 

@@ -54,7 +54,6 @@ def test_fairness_by_hand() -> None:
     values = numpy.array([0.9, 0.8, 0.7, 0.6])
     assert found["mean"] == pytest.approx(values.mean())
     assert found["standard deviation"] == pytest.approx(values.std())
-    assert found["Jain's index"] == pytest.approx(values.sum() ** 2 / (4 * (values**2).sum()))
     assert (found["worst 10%"], found["best 10%"]) == (pytest.approx(0.6), pytest.approx(0.9))
 
 
@@ -189,8 +188,7 @@ def test_a_heat_map_has_so_many_cells() -> None:
     )
     run.frames["weights"] = many
     frame = items(run)["weights-A"].frame
-    assert (frame["round"].nunique(), frame["client"].nunique()) == (100, 90)
-    assert frame["client"].iloc[0] == "from 0"
+    assert (frame["round"].nunique(), frame["client"].nunique()) == (100, 100)
 
 
 def test_a_metric_that_is_no_share_is_a_number(tmp_path: Path) -> None:

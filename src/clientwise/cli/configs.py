@@ -180,8 +180,7 @@ def _show_data(experiment: Experiment, figure: Path | None) -> None:
     summary = summarise(federated)
     clients = f"{len(summary.train):,} clients"
     title = f"{experiment.data.name}, {experiment.partition.name}, {clients}, seed {seed}"
-    weighs_by_report = experiment.server_set.shared_set
-    print_items(out, data_items(summary, title, weighs_by_report, sorted(hostile)))
+    print_items(out, data_items(summary, title, sorted(hostile)))
     if figure is not None:
         with writing_to(figure):
             draw(data_chart(summary, title), figure)

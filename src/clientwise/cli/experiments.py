@@ -176,13 +176,13 @@ def tune(
     from ..writing import write_atomically
 
     values = values_of({"methods": methods, "data_dir": data_dir})
-    experiment, settings, table = load_tuning(file, changes or [], values, preset)
+    experiment, settings = load_tuning(file, changes or [], values, preset)
     path = out_file or Path(f"{file.stem}-tuned.toml")
     if path.exists():
         fail(f"{path}: exists already; name another file with --out")
     with stop_politely(), writing_to(path), show_progress(out) as on_round:
         found = search(experiment, settings, path.with_suffix(".trials"), on_round)
-        write_atomically(path, found.as_toml(table).encode())
+        write_atomically(path, found.experiment.to_toml().encode())
     seeds_tried = ", ".join(map(str, found.seeds))
     out.print(f"Metrics are on training samples that clients hold back, with seeds {seeds_tried}.")
     print_items(
@@ -190,8 +190,6 @@ def tune(
         (trials_table(name, own, found.is_share) for name, own in found.trials.items()),
     )
     print_lines(f"Failed: {line}" for line in found.failed)
-    for line in found.at_an_end():
-        out.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
     print_lines([f"Written to {path}. Run it with: {command_name()} run {path}"])
 
 
@@ -271,7 +269,7 @@ def _run_and_show(
     finished = RunFolder(folder)
     picture = str(folder / "curves.png")
     try:
-        draw(metric_chart(Results([finished])), Path(picture), finished.methods)
+        draw(metric_chart(Results([finished])), Path(picture))
     except ClientwiseError as error:
         picture = f"none: {error}"
     print_results(finished)

@@ -19,12 +19,11 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import tomli_w
 from pydantic import Field
 
 from ..errors import ConfigError
@@ -34,7 +33,7 @@ from ..registry import suggest
 from .config.methods import MethodSettings
 from .config.schema import Experiment
 from .config.tables import ConfigTable, Name, read_table
-from .config_file import read_config, set_value, write_out
+from .config_file import read_config, set_value
 from .load import make_experiment
 from .running.runner import run
 from .trackers import Progress
@@ -79,35 +78,14 @@ class Tuning:
     is_share: bool  # whether metrics are shown in percent
     failed: Sequence[str]  # values that are invalid together, and why; a line for each
 
-    def at_an_end(self) -> Iterator[str]:
-        """Where the best value is the least or largest that was allowed: better ones may lie beyond."""
-        for method in self.experiment.methods:
-            assert method.tuned is not None
-            for key, value in method.tuned["values"].items():
-                numbers = [one for one in method.tuned["over"][key] if type(one) in (int, float)]
-                if len(numbers) > 1 and value in (min(numbers), max(numbers)):
-                    said = f"the best {key}, {value}, is at an end of what was allowed"
-                    yield f"{method.name}: {said}. Search beyond it."
-
-    def as_toml(self, table: Mapping[str, Any]) -> str:
-        """The given config with the values that were found; see `load_tuning`."""
-        names = [method.name for method in self.experiment.methods]
-        written = {key: value for key, value in table.items() if key != "tune"}
-        written["methods"] = write_out(written.get("methods", names))
-        for method, found in zip(written["methods"], self.experiment.methods, strict=True):
-            assert found.tuned is not None
-            _set_values(method, found.tuned["values"])
-            method["tuned"] = found.tuned
-        return tomli_w.dumps(written)
-
 
 def load_tuning(
     source: Any,
     overrides: Sequence[str] = (),
     replaced: Mapping[str, Any] | None = None,
     preset: str | None = None,
-) -> tuple[Experiment, TuneSettings, dict[str, Any]]:
-    """An experiment, its [tune], and the table that both were read from; see `load_experiment`."""
+) -> tuple[Experiment, TuneSettings]:
+    """An experiment and its [tune]; see `load_experiment`."""
     where, table = read_config(source, overrides, replaced, preset)
     if "matrix" in table:
         hint = "is many experiments: tune a copy of this file that has no [matrix] and the data of one federation"
@@ -119,7 +97,7 @@ def load_tuning(
         if name not in names and "methods" not in (replaced or {}):  # else only some are tuned
             message = f"there is no method {name!r}{suggest(name, names)}"
             raise ConfigError(where, [(f"tune.methods.{name}", message)])
-    return experiment, settings, table
+    return experiment, settings
 
 
 def tune(
@@ -269,11 +247,7 @@ def _with_values(
 ) -> MethodSettings:
     """A method with other values of some keys; ConfigError where the experiment cannot have it."""
     table = method.to_dict()
-    _set_values(table, values)
+    for key, value in values.items():
+        set_value(table, key.split("."), value, f"tune: {method.name}")
     changed = make_experiment(experiment.source, {**experiment.to_dict(), "methods": [table]})
     return changed.methods[0].model_copy(update=others)
-
-
-def _set_values(table: dict[str, Any], values: Values) -> None:
-    for key, value in values.items():
-        set_value(table, key.split("."), value, f"tune: {table['name']}")

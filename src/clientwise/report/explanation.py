@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.reasons import Kept
 from ..errors import RunError
-from .about import in_words
+from .about import in_words, methods_of
 from .items import counted, percent
 
 if TYPE_CHECKING:
@@ -114,20 +114,20 @@ class Explanation:
     round_num: int
     num_accepted: int
     refusal: str | None = None
-    criteria: tuple[Criterion, ...] = ()
+    attack: str | None = None  # of a client that is hostile in a simulation
     prior: float | None = None  # the weight by the criteria
+    weight: float | None = None  # within the bounds
+    influence: float | None = None  # the share after clipping and the rule
+    criteria: tuple[Criterion, ...] = ()
     evidence: Evidence | None = None  # None: the method has none, or it said nothing in this round
     copies: int = 1  # updates that are almost equal to this one, itself included
     unbounded: float | None = None  # the weight before bounds, where they changed it
     limit: Literal["cap", "floor"] | None = None  # the one that it reached
-    weight: float | None = None
     clipped: float | None = None  # the share of the update's length that clipping left
     rule: str = ""  # what turns weights into shares, with its options
-    influence: float | None = None  # the share after clipping and the rule
-    attack: str | None = None  # of a client that is hostile in a simulation
+    kept: str | None = None  # why the round kept the model of the round before
     is_simulated: bool = False  # whether it is known which clients are hostile
     new_data_since: int | None = None
-    kept: str | None = None  # why the round kept the model of the round before
 
     @property
     def called(self) -> str:
@@ -163,12 +163,6 @@ class Explanation:
     def is_significant(self) -> bool:
         """Whether evidence against it is significant in this round."""
         return self.evidence is not None and self.evidence.last == self.round_num
-
-    @property
-    def is_harmful(self) -> bool:
-        """Whether its update would raise the loss in this round, significantly and beyond the margin."""
-        found = self.evidence
-        return found is not None and self.is_significant and found.witness == "loss"
 
     @property
     def cause(self) -> Cause:
@@ -364,6 +358,11 @@ class Round:
         """What it is called."""
         return f"{self.method}, seed {self.seed}, round {self.round_num}"
 
+    @property
+    def id(self) -> str:
+        """What its tables and charts are called."""
+        return f"{self.method}-{self.seed}-{self.round_num}"
+
     def rows(self, frame: str) -> pandas.DataFrame:
         """Its rows of a frame."""
         rows = lane_rows(self.run, frame, self.method, self.seed)
@@ -379,79 +378,59 @@ class Round:
         """How the method weighs."""
         return self.run.about(self.method)
 
-    @cached_property
-    def table(self) -> Row:
-        """The method's table in the resolved config; empty where it cannot be read."""
-        methods = self.run.config.get("methods")
-        for table in methods if isinstance(methods, list) else ():
-            if isinstance(table, Mapping) and table.get("name") == self.method:
-                return table
-        return {}
-
-    @property
-    def bounds(self) -> Row:
-        """The bounds in force; empty without any."""
-        return self.about.bounds or {}
-
     @property
     def rule(self) -> str:
         """What turns weights into shares, in its order; empty for the mean."""
-        before = self.table.get("before")
+        table: Row = methods_of(self.run).get(self.method, {})
+        before = table.get("before")
         steps = [in_words(step) for step in before] if isinstance(before, list) else []
         if self.about.has_rule:
-            steps.append(f"the rule {in_words(self.table.get('rule', self.about.rule))}")
+            steps.append(f"the rule {in_words(table.get('rule', self.about.rule))}")
         return " and then ".join(steps)
-
-    @cached_property
-    def clients(self) -> dict[int, Row]:
-        """The clients of the seed by number."""
-        every = self.run.frame("clients")
-        return {row["client"]: row for row in records(every[every["seed"] == self.seed])}
 
 
 def last_of_each(run: RunFolder, method: str, seed: int) -> list[Explanation]:
     """The explanation of every client in the last round in which its update arrived."""
     own = lane_rows(run, "weights", method, seed)
     last = own.groupby("client")["round"].max()
-    return [explain(run, method, seed, rounds, [client])[0] for client, rounds in last.items()]
+    rounds = {client: Round(run, method, seed, number) for client, number in last.items()}
+    return [explain(at, [client])[0] for client, at in rounds.items()]
 
 
-def explain(
-    run: RunFolder,
-    method: str,
-    seed: int,
-    round_num: int,
-    clients: Collection[int] | None = None,
-) -> list[Explanation]:
+def explain(at: Round, clients: Collection[int] | None = None) -> list[Explanation]:
     """The explanation of every client whose update arrived in a round, the largest weight first.
 
     Args:
-        run: the run.
-        method: the method.
-        seed: the seed.
-        round_num: the round.
+        at: the round.
         clients: only these.
     """
-    at = Round(run, method, seed, round_num)
-    kept = at.record.get("kept")
+    run, seed, round_num = at.run, at.seed, at.round_num
     rows = _typed(at.participants())
-    criteria = _criteria(at)
-    evidence = _evidence(at)
     is_clipping = not at.about.has_rule and _shortens(rows)
+    criteria, evidence = _criteria(at), _evidence(at)
     changes = run.facts.new_data.get(seed, ())
     new_data = {one: since for since, own in changes for one in own if since <= round_num}
+    everybody = run.frame("clients")
+    of_round = Explanation(
+        client=-1,
+        name=None,
+        round_num=round_num,
+        num_accepted=int(rows["refusal"].isna().sum()),
+        is_simulated=bool(everybody.loc[everybody["seed"] == seed, "hostile"].notna().any()),
+        kept=Kept(*at.record["kept"]).sentence if at.record.get("kept") else None,
+        rule=at.rule,
+    )
     found = []
     for row in records(rows if clients is None else rows[rows["client"].isin(clients)]):
         client = row["client"]
-        one = Explanation(
-            client,
-            row["name"],
-            round_num,
-            num_accepted=int(rows["refusal"].isna().sum()),
-            refusal=row["refusal"],
+        one = replace(
+            of_round,
             attack=row["hostile"],
-            is_simulated=any(known["hostile"] for known in at.clients.values()),
             new_data_since=new_data.get(client),
+            **{
+                name: row[name]
+                for name in ("client", "name", "refusal", "prior", "weight", "influence")
+            },
         )
         if row["refusal"] is None:
             # What clipping leaves of a share is what it leaves of the update's length
@@ -459,15 +438,10 @@ def explain(
             one = replace(
                 one,
                 criteria=criteria.get(client, ()),
-                prior=row["prior"],
                 evidence=evidence.get(client),
                 copies=round(row["copies"] or 1),
-                **_bounded(row, at.bounds),
-                weight=row["weight"],
                 clipped=left if is_clipping else None,
-                rule=at.rule,
-                influence=row["influence"],
-                kept=Kept(*kept).sentence if kept else None,
+                **_bounded(row, at.about.bounds or {}),
             )
         found.append(one)
     return found

@@ -22,7 +22,7 @@ from ...engine.device import KEPT_BYTES, pick_device, refuse_impossible
 from ...errors import ConfigError, Problems
 from ...limits import gigabytes, memory
 from ...models.flat import spec_of
-from ...registry import Part, Registry
+from ...registry import Names, Part, Registry
 from ..build.data import build_data, choose_hostile, divide_samples, load_samples, names_of
 from ..build.engine import build_module, build_plan
 from ..config.parts import make
@@ -124,7 +124,7 @@ def _unfit(key: str, registry: Registry[Any], part: Part, samples: Samples) -> I
     """What a part, or a part that its options name, needs and these samples do not have."""
     problem = samples.problem
     for option in registry.options(part.name):
-        named = option.names_part_of
+        named = option.registry(Names)
         value = part.options.get(option.name)
         if named is not None and value is not None:
             yield from _unfit(f"{key}.{option.name}", named, Part(value, {}), samples)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema, create_model
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core import CoreSchema
 from pydantic_core.core_schema import (
     no_info_after_validator_function,
     with_info_plain_validator_function,
@@ -29,7 +29,7 @@ from ...core.training import (
     ScheduleDeclaration,
 )
 from ...core.weights.scores import SCORES, Score, score_by
-from ...registry import Adopted, Declaration, Part, Registry, suggest
+from ...registry import Adopted, Declaration, Lists, Names, Part, Registry, suggest
 from .tables import ConfigTable, fields_of, issues_of, refuse
 
 MOST_LISTED = 16  # parts that an option may list
@@ -93,15 +93,6 @@ class Reading:
         if first.given is not made.given:
             hint = "pass the same object to both, or give one of them another name"
             refuse([("", f"two different objects are called {name!r}: {hint}")])
-
-
-def read_recorded(registry: Registry[Any], value: Any) -> Part:
-    """Read a part that a file names; ValueError that says what is wrong."""
-    try:
-        return read_part(registry, value)
-    except PydanticCustomError as error:
-        issues = (error.context or {})["issues"]
-        raise ValueError("; ".join(f"{key}: {message}" for key, message in issues)) from None
 
 
 def make(registry: Registry[Any], part: Part) -> Any:
@@ -201,10 +192,10 @@ def _table_of_options(registry: Registry[Any], name: str, part: object) -> type[
     fields = fields_of(registry.options(name))
     for option in registry.options(name):
         default = fields[option.name][1]
-        if option.names_part_of is not None:
-            fields[option.name] = (Annotated[option.type, NameOf(option.names_part_of)], default)
-        if option.lists_parts_of is not None:
-            fields[option.name] = (_list_of_parts(option.lists_parts_of), default)
+        if (named := option.registry(Names)) is not None:
+            fields[option.name] = (Annotated[option.type, NameOf(named)], default)
+        if (listed := option.registry(Lists)) is not None:
+            fields[option.name] = (_list_of_parts(listed), default)
     base = _AnyOptions if registry.takes_any_option(name) else ConfigTable
     return create_model(name, __base__=base, **fields)
 

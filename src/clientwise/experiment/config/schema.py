@@ -18,7 +18,7 @@ from ...data.partition import PARTITIONS
 from ...errors import ConfigError
 from ...models.modules import OwnModel
 from ...models.networks import MODELS
-from ...registry import Adopted, NonNegativeFloat, Part, PositiveInt
+from ...registry import NonNegativeFloat, Part, PositiveInt
 from ..config_file import unmeant
 from ..trackers import TRACKERS
 from .methods import MethodSettings
@@ -171,9 +171,9 @@ class Experiment(ConfigTable):
         return self._own_samples
 
     @property
-    def given(self) -> dict[str, Adopted]:
-        """The parts that were given in Python instead of a name, by kind and name."""
-        return {name: made for name, (_, made) in self._given.items()}
+    def given(self) -> Given:
+        """The parts that were given in Python instead of a name."""
+        return self._given
 
     def register_given(self) -> None:
         """Let names stand for what they stood for when this config was read."""

@@ -146,13 +146,10 @@ def _prepare(
 def _refuse_missing_data(cells: Iterable[MatrixCell]) -> None:
     """Read the data of every federation once: hours may pass before the first cell that needs them."""
     problems = Problems()
-    read = set()
+    federations: dict[str, Experiment] = {}
     for cell in cells:
-        experiment = cell.experiment
-        data = repr((experiment.data, experiment.data_dir, experiment.features))
-        if data in read or experiment.data is None:
-            continue
-        read.add(data)
+        federations.setdefault(cell.data, cell.experiment)
+    for experiment in federations.values():
         with suppress(OSError, MemoryError), problems.noted(experiment.source):  # the cell says it
             load_samples(experiment)
     problems.refuse()

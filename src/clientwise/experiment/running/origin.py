@@ -60,7 +60,7 @@ def origin_of(experiment: Experiment, data: Mapping[int, FederatedData]) -> Orig
     found: Origin = {f"data (seed {seed})": one.fingerprints() for seed, one in data.items()}
     for name in experiment.plugins:
         found[f"code in the plugin {name}"] = _digest(*_files_of(name))
-    for name, made in experiment.given.items():
+    for name, (_, made) in experiment.given.items():
         found[f"code or values of the {name}"] = code_of(made.given)
     if experiment.initial_model:
         found["initial model"] = _digest(Path(experiment.initial_model).read_bytes())
@@ -118,8 +118,8 @@ def record_origin(
         facts["changes"] = [*(store.fact("changes") or ()), change]
     if experiment.given:
         # Code that is run as a text may have no name of a module.
-        modules = {name: one.source.__module__ or "text" for name, one in experiment.given.items()}
-        facts["functions"] = modules
+        given = experiment.given.items()
+        facts["functions"] = {name: made.source.__module__ or "text" for name, (_, made) in given}
     store.set_facts(facts)
     if experiment.initial_model:
         name = Path(experiment.initial_model).name
