@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from .database import Quotient
-
 if TYPE_CHECKING:  # reading a run needs no PyTorch
     from torch import Tensor
 
@@ -129,10 +127,9 @@ FRAMES: dict[str, dict[str, Get]] = {
     "weights": {  # a row for each accepted update
         "client": lambda r: numpy.array(r.record.client_ids, numpy.int64),
         "score": attrgetter("record.scores"),
-        "prior": lambda r: Quotient(r.record.prior, of=("score",)),
-        **_same("z", "harm", "harm_error", "posterior"),
-        "weight": lambda r: Quotient(r.record.weights, of=("posterior", "prior")),
-        "influence": lambda r: Quotient(r.influence, of=("weight",)),
+        **_same("prior", "z", "harm", "harm_error", "posterior"),
+        "weight": attrgetter("record.weights"),
+        "influence": attrgetter("influence"),
         "history_z": attrgetter("record.look_back.z"),
         "copies": attrgetter("record.look_back.copies"),
         **_same("training_loss", "seconds"),
@@ -167,7 +164,7 @@ def _criteria(record: RoundRecord) -> dict[str, Any]:
     columns: dict[str, Any] = {"client": numpy.array(record.client_ids, numpy.int64)}
     for index, name in enumerate(record.criteria):
         columns[f"{RAW}{name}"] = record.raw[:, index]
-        columns[f"{NORMALISED}{name}"] = Quotient(record.normalised[:, index], of=(f"{RAW}{name}",))
+        columns[f"{NORMALISED}{name}"] = record.normalised[:, index]
     return columns
 
 

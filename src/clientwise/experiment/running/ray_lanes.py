@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor
@@ -41,13 +41,13 @@ class Remote:
         self, config: Mapping[str, Any], own_data: FederatedData | None, method: str, seed: int
     ) -> None:
         self._given = config, own_data, method, seed
-        self._built: tuple[Method, Plan, EmbeddedEngine, bool] | None = None
+
+    @cached_property  # not made before: Ray would report an error of the constructor as the death of the actor
+    def _built(self) -> tuple[Method, Plan, EmbeddedEngine, bool]:
+        return _build(*self._given)
 
     def next_round(self, state: ServerState, engine_state: Mapping[str, Tensor]) -> LaneState:
         """Run a round from the state that the driver has of this lane."""
-        # Not before: Ray would report an error of the constructor as the death of the actor
-        if self._built is None:
-            self._built = _build(*self._given)
         method, plan, engine, watched = self._built
         engine.load_state(engine_state)
         return compute_round(state, method, plan, engine, watched=watched)
@@ -88,8 +88,9 @@ def run_on_ray(
     def ask(lane: Lane, remote: Any) -> None:
         if lane.is_done:
             ray.kill(remote)  # frees its cores for a lane that waits
-            return
-        pending[remote.next_round.remote(lane.state.server, lane.state.engine)] = lane, remote
+        else:
+            coming = remote.next_round.remote(lane.state.server, lane.state.engine)
+            pending[coming] = lane, remote
 
     with begun(lanes):
         for lane in lanes:
