@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from .data.division import Division, hand_out
+from .data.division import Division
 from .data.federated import FederatedData, Samples
 from .data.own import OwnData, read_own
 from .errors import ClientwiseError, ConfigError, MissingPackageError, needing, shortened
@@ -372,13 +372,11 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
     known = [*Experiment.model_fields, *Training.model_fields, "method", "presets"]
     issues = []
     for key in options.keys() - set(known):
-        message = f"unknown keyword{suggest(key, known)}"
+        message = f"unknown keyword{suggest(ALIASES.get(key, key), known)}"
         for name, table in TABLES.items():
             if key in table.model_fields:
                 message = f"is a key of {name}: pass {name}={{{key!r}: ...}}"
-        if key in ALIASES:
-            message = f"unknown keyword; did you mean {ALIASES[key]!r}?"
-        elif part := part_with(key):
+        if part := part_with(key):
             kind, name = part
             message = f"is an option of the {kind}: pass {kind}={{'name': {name!r}, {key!r}: ...}}"
         elif key in signature(fit).parameters:
@@ -425,18 +423,15 @@ def _data(own: OwnData, experiment: Experiment) -> tuple[FederatedData | Samples
     """The data as the run takes them, and what is set apart."""
     server = experiment.server_set
     report = server.fraction * (server.report_fraction if server.source == "held_out" else 1.0)
-    fractions = {
-        "test_fraction": experiment.evaluation.test_fraction,
-        "weigh_fraction": server.fraction - report,
-        "report_fraction": report,
-    }
-    if own.is_split:
-        first = experiment.seeds[0]
-        divided = own.divide(first, **fractions)
-        return hand_out(own.samples, divided, first), _set_apart(own, divided, experiment)
-    for seed in reversed(experiment.seeds):
-        divided = own.divide(seed, **fractions)
-    return own.samples, _set_apart(own, divided, experiment)
+    first = experiment.seeds[0]
+    divided = own.divide(
+        first,
+        test_fraction=experiment.evaluation.test_fraction,
+        weigh_fraction=server.fraction - report,
+        report_fraction=report,
+    )
+    data = own.federate(divided, first) if own.is_split else own.samples
+    return data, _set_apart(own, divided, experiment)
 
 
 def _set_apart(own: OwnData, divided: Division, experiment: Experiment) -> str:
