@@ -21,6 +21,7 @@ from ...core.method import Method, Plan
 from ...core.types import ServerState
 from ...data.federated import FederatedData
 from ...engine.device import pick_device
+from ...engine.executor import DeviceExecutor
 from ...engine.local import LocalEngine
 from ...engine.shards import ShardedEngine, Shards, Slot, answers
 from ...engine.wrapping import EmbeddedEngine
@@ -60,16 +61,18 @@ def _build(
     experiment = load_experiment(config)
     samples = own_data.samples if own_data else load_samples(experiment)
     data, hostile = build_data(experiment, samples, seed, own_data)
-    executor = build_executor(experiment, data.samples, pick_device(experiment.device))
-    method = _method(experiment, name, data)
+    executor, method = _executor_and_method(experiment, name, data)
     engine = build_engine(experiment, data, hostile, seed, executor, method)
     plan = build_plan(experiment, data.num_clients, seed, method.control)
     return method, plan, engine, is_watched(experiment)
 
 
-def _method(experiment: Experiment, name: str, data: FederatedData) -> Method:
+def _executor_and_method(
+    experiment: Experiment, name: str, data: FederatedData
+) -> tuple[DeviceExecutor, Method]:
+    executor = build_executor(experiment, data.samples, pick_device(experiment.device))
     (method,) = (one for one in experiment.build_methods() if one.name == name)
-    return method.for_clients(data.names)
+    return executor, method.for_clients(data.names)
 
 
 def run_on_ray(
@@ -106,11 +109,6 @@ def run_on_ray(
 # Shards -----------------------------------------------------------------------------------------------
 
 
-def can_be_sharded(method: Method) -> bool:
-    """Whether a round has several clients: a control with all samples in one place has one."""
-    return method.control in (None, "alone")
-
-
 @contextmanager
 def sharded(
     data: FederatedData, config: Mapping[str, Any], method: str, seed: int, where: Sequence[Slot]
@@ -129,8 +127,7 @@ def _build_shard(
 ) -> tuple[LocalEngine, Method, Plan]:
     """What trains the clients of a shard, made in its own process."""
     experiment = load_experiment({**config, "workers": cores})
-    executor = build_executor(experiment, data.samples, pick_device(experiment.device))
-    method = _method(experiment, name, data)
+    executor, method = _executor_and_method(experiment, name, data)
     engine = build_honest(experiment, data, seed, executor, method)
     return engine, method, build_plan(experiment, data.num_clients, seed)
 
