@@ -60,7 +60,6 @@ ROUNDS = 2
 QUICK: dict[str, dict[str, Any]] = {
     "GeometricMedian": {"rule": {"name": "geometric_median", "steps": 2}},
     "RecommendedDataFree": {"rule": {"name": "geometric_median", "steps": 2}},
-    "Shapley": {"evidence": {"name": "shapley", "orders": 1, "tolerance": 1.0}},
 }
 SURROUNDINGS: dict[str, dict[str, Any]] = {
     "FedBuff": {"devices": {"speed": {"name": "lognormal", "median": 200.0, "sigma": 1.0}}},

@@ -15,7 +15,6 @@ from clientwise.core.aggregation.before import BEFORE
 from clientwise.core.evidence.rivals import (
     Credibility,
     Law,
-    Shapley,
 )
 from clientwise.core.types import (
     Evaluation,
@@ -139,12 +138,3 @@ def test_fedlaw_finds_the_weights_and_the_size_of_the_best_model() -> None:
     assert found.weights[2] < 0.05
     nobody = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
     assert Law(steps=3)(gathered(updates), nobody, {}).weights[2] == 0
-
-
-def test_a_client_that_ruins_every_model_has_no_shapley_weight() -> None:
-    updates = [[1.0, -1.0, 0.0], [0.0, -2.0, 1.0], [1e30, 0.0, 0.0]]
-    weights = Shapley()(gathered(updates), WEIGHTS, {}).weights
-    assert weights[2] == 0
-    assert float(weights[:2].sum()) == pytest.approx(1)
-    worse = Shapley()(gathered([[-1.0, 1.0, 0.0]]), torch.ones(1, dtype=torch.float64), {})
-    assert "no client lowers the loss" in worse.notes[0]

@@ -295,22 +295,6 @@ class MinMax(Omniscient):
         return honest.mean - float(gamma.min()) * honest.deviation
 
 
-@ATTACKS.register("min_sum", SEES_ALL)
-@dataclass(frozen=True)
-class MinSum(Omniscient):
-    """μ − γ·σ with the largest γ that keeps Σ_i ‖·− x_i‖² ≤ max_i Σ_j ‖x_i − x_j‖² (Shejwalkar and Houmansadr 2021).
-
-    So its squared distances to the honest updates sum to no more than those of an honest update.
-    """
-
-    def update(self, honest: Honest) -> Tensor:
-        """The largest such γ: around the mean the sum is Σ‖μ − x_i‖² + h·γ²·‖σ‖²."""
-        distances, squares, _, length = _geometry(honest)
-        room = distances.sum(1).max() - squares.sum()
-        gamma = (room / (len(squares) * length)).sqrt()
-        return honest.mean - float(gamma) * honest.deviation
-
-
 @ATTACKS.register("unnoticed", SEES_ALL)
 @dataclass(frozen=True)
 class Unnoticed(Omniscient):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .aggregation.sums import Stack, SubsetSums, can_fold
 from .criteria import Arrivals, Outcome
-from .engine import Engine
+from .engine import Engine, FoldingEngine
 from .guard import inspect_measurements, inspect_updates
 from .method import Method, Plan
 from .objective.problem import Problem
@@ -46,8 +46,6 @@ class Cohort:
     ) -> None:
         """A cohort of the clients `asked`, or the part of one that is folded (`is_part`)."""
         self.asked = asked
-        self.num_clients = engine.num_clients
-        self.criteria = method.names
         self.client_ids: list[int] = []
         self.refusals: list[Refusal] = []
         self.notes: tuple[str, ...] = ()  # of the engine
@@ -72,7 +70,16 @@ class Cohort:
         self._waiting: list[Updates] | None = [] if waits else None
         self._chunks: list[tuple[Tensor, Tensor, Tensor]] = []  # raw, training_loss, seconds
 
-    def admit(self, updates: Updates) -> None:
+    def gather(self, task: Task) -> None:
+        """Have the clients train, and guard, measure and fold their updates as they arrive."""
+        if isinstance(self.engine, FoldingEngine) and self._can_be_divided:
+            self._add(self.engine.fold(self.asked, self.state))
+        else:
+            for updates in self.engine.train(self.asked, self.state.model, task):
+                self._admit(updates)
+        self._complete()
+
+    def _admit(self, updates: Updates) -> None:
         """Guard, measure and fold one chunk of updates as it arrives."""
         self.notes += updates.notes
         updates, refused = inspect_updates(
@@ -87,8 +94,8 @@ class Cohort:
         else:
             self._waiting.append(updates)
 
-    def complete(self) -> None:
-        """Call after the last chunk: criteria that need the whole cohort see it now, ordered by client.
+    def _complete(self) -> None:
+        """After the last chunk, criteria that need the whole cohort see it now, ordered by client.
 
         What was measured chunk by chunk is joined only now: joined each time, it would take quadratic time.
         """
@@ -138,14 +145,14 @@ class Cohort:
         return trained
 
     @property
-    def can_be_divided(self) -> bool:
+    def _can_be_divided(self) -> bool:
         """Whether parts of the cohort can be measured and folded without the others."""
         renews_variates = self.method.training.control_variates  # by the model of every client
         is_folded = isinstance(self._held, SubsetSums)
         return is_folded and not renews_variates and not self._clients_judge
 
     def folded(self) -> Folded:
-        """The cohort as another process adds it to its own (`add`)."""
+        """The cohort as another process adds it to its own."""
         assert isinstance(self._held, SubsetSums)
         return Folded(
             client_ids=tuple(self.client_ids),
@@ -159,7 +166,7 @@ class Cohort:
             sums=self._held.sums.cpu(),
         )
 
-    def add(self, part: Folded) -> None:
+    def _add(self, part: Folded) -> None:
         """Add clients that were guarded, measured and folded elsewhere."""
         assert isinstance(self._held, SubsetSums)
         self._held.merge(part.totals, part.sums)
@@ -168,12 +175,6 @@ class Cohort:
         self.judged += part.judged
         self._seen.update(part.client_ids)
         self._append(part.client_ids, part.raw, part.training_loss, part.seconds)
-
-    @property
-    def sizes(self) -> Tensor | None:
-        """Training samples of the accepted clients [n], where the server knows them."""
-        known = self.engine.train_sizes
-        return None if known is None else known[list(self.client_ids)]
 
     @property
     def scales(self) -> Tensor:
@@ -186,12 +187,14 @@ class Cohort:
     def no_effect(self) -> tuple[str, ...]:
         """Criteria that are constant across the clients, except those that are so by design."""
         alike = {criterion.name for criterion in self.method.criteria if criterion.alike}
-        return tuple(name for name in without_effect(self.criteria, self.raw) if name not in alike)
+        return tuple(
+            name for name in without_effect(self.method.names, self.raw) if name not in alike
+        )
 
     @property
     def zero_for_all(self) -> tuple[str, ...]:
         """Criteria that are zero for all clients."""
-        return zero_for_all(self.criteria, self.raw) if self.client_ids else ()
+        return zero_for_all(self.method.names, self.raw) if self.client_ids else ()
 
     def without_effect_after_zero(self, priority: Sequence[str] | None) -> tuple[str, ...]:
         """A note: criteria after one that is zero have no effect in an order of priority (P1 Eq. 8)."""
@@ -330,9 +333,7 @@ def fold(
 ) -> Folded:
     """Guard, measure and fold a part of a cohort, where its clients train; see `FoldingEngine`."""
     cohort = Cohort(asked, state, method, plan, engine, is_part=True)
-    for updates in engine.train(asked, state.model, method.task(state.round_num + 1, state.loss)):
-        cohort.admit(updates)
-    cohort.complete()
+    cohort.gather(method.task(state.round_num + 1, state.loss))
     return cohort.folded()
 
 

@@ -37,11 +37,6 @@ class Engine(Protocol):
     idle_work: Callable[[], None] | None  # called now and then while clients train
     clock: Clock | None  # the clients' time; None: time is counted in rounds
 
-    @property
-    def train_sizes(self) -> Tensor | None:
-        """Training samples of every client [K], where the server knows them."""
-        ...
-
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """Train `model` [d] on every client of the cohort; yield updates in chunks as they arrive."""
         ...

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 
 from .cohort import Cohort
-from .engine import Engine
 from .feedback import Search
-from .method import Plan
 from .objective.metrics import accuracy
 from .reasons import Kept
 from .types import (
@@ -40,17 +36,11 @@ class Evaluations:
     def __init__(self, model: Tensor, cohort: Cohort, local: Evaluation | None) -> None:
         self.local = local
         self.attack_success: float | None = None  # of a simulated backdoor
-        self._model = model
         self._cohort = cohort
-        self._round_num = cohort.state.round_num + 1
-        self._on_server = partial(cohort.engine.evaluate_server, part="report")
-        self.report = self._on_server(model[None])
+        self.report = self._on_server(model)
         self._has_report = self.report is not None
-        self._on_clients = partial(
-            evaluate_clients, self._has_report, self._round_num, cohort.plan, cohort.engine
-        )
-        if not self._has_report:
-            self._evaluate_by_clients()
+        if not self._has_report and local is None:
+            self.local = self._on_clients(model)
 
     def finish(self, used: Tensor, is_new: bool) -> None:
         """Evaluate what is still to evaluate.
@@ -59,30 +49,25 @@ class Evaluations:
             used: the model [d] after the round: the new one, or that of the round before.
             is_new: whether `used` is the new one.
         """
-        # Nothing that the clients say now changes the next round
-        if self._has_report:
-            self._evaluate_by_clients()
         if not is_new:
-            self.report = self._on_server(used[None])
-            self.local = self._on_clients(used[None])
+            self.report = self._on_server(used)
+            self.local = None
+        # Nothing that the clients say now changes the next round
+        if self.local is None:
+            self.local = self._on_clients(used)
         triggered = self._cohort.engine.evaluate_server(used[None], "triggered")
         if triggered:
             self.attack_success = float(accuracy(triggered.counts)[0])
 
-    def _evaluate_by_clients(self) -> None:
-        self.local = self.local or self._on_clients(self._model[None])
+    def _on_server(self, model: Tensor) -> Evaluation | None:
+        return self._cohort.engine.evaluate_server(model[None], "report")
 
-
-def evaluate_clients(
-    has_report: bool, round_num: int, plan: Plan, engine: Engine, models: Tensor
-) -> Evaluation | None:
-    """Evaluate models [c, d] on the clients' own test sets; None where the round does not.
-
-    They evaluate them if either this round is due or the server has no reporting part (`Plan.evaluates_clients`).
-    """
-    if not plan.evaluates_clients(round_num, has_report=has_report):
-        return None
-    return engine.evaluate(range(engine.num_clients), models)
+    def _on_clients(self, model: Tensor) -> Evaluation | None:
+        """On the clients' own test sets; None where the round does not (`Plan.evaluates_clients`)."""
+        cohort = self._cohort
+        if not cohort.plan.evaluates_clients(cohort.state.round_num + 1, self._has_report):
+            return None
+        return cohort.engine.evaluate(range(cohort.engine.num_clients), model[None])
 
 
 def why_kept(chosen: Candidate, cohort: Cohort, evaluations: Evaluations) -> Kept | None:
@@ -150,7 +135,7 @@ def record_round(
     return RoundRecord(
         round_num=state.round_num,
         client_ids=tuple(cohort.client_ids),
-        criteria=cohort.criteria,
+        criteria=cohort.method.names,
         raw=cohort.raw,
         normalised=divide(cohort.raw, cohort.scales),
         scores=chosen.scores,
@@ -188,7 +173,7 @@ def record_round(
 
 def _traffic(cohort: Cohort, search: Search | None) -> tuple[int, int]:
     """How many models were sent to clients and received, and how many evaluations were made."""
-    tested = len(search.tried) * cohort.num_clients if search else 0
+    tested = len(search.tried) * cohort.engine.num_clients if search else 0
     sent = sum(refusal.was_sent for refusal in cohort.refusals)
     trained = len(cohort.asked) + len(cohort.client_ids) + sent
     judgements = cohort.sent_to_judges

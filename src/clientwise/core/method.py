@@ -25,7 +25,7 @@ from .privacy import Accountant, LocalNoise, Privacy
 from .sampling import ByScore, poisson_sample, sample_clients, secret_sample
 from .types import LocalTraining, ModelSpec, ServerState, Task
 from .weights.scores import Equal, Prioritized, Score
-from .weights.weighting import Bounds, Normaliser, ScoreError, divide, scores_of, sum_scale
+from .weights.weighting import Bounds, Normaliser, divide, scores_of, sum_scale
 
 Sample = Callable[..., tuple[int, ...]]  # see `sample_clients`
 Control = Literal["pooled", "server_only", "alone"]
@@ -135,12 +135,8 @@ class Method:
 
     def scores_of(self, score: Score, normalised: Tensor, clients: Sequence[int]) -> Tensor:
         """The scores of these clients; ScoreError, which names the client, where one is no weight."""
-        try:
-            return scores_of(score, self.names, normalised, clients)
-        except ScoreError as error:
-            if error.client < len(self.client_names):
-                raise error.of(self.client_names[error.client]) from None
-            raise
+        called = self.client_names or range(max(clients, default=0) + 1)
+        return scores_of(score, self.names, normalised, [called[client] for client in clients])
 
     def averaged_pairs(self, spec: ModelSpec) -> tuple[Pair, ...]:
         """The adapted layers of a model whose products are averaged, for which models are kept, too."""

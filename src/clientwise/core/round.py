@@ -5,8 +5,8 @@ criteria -> normalise -> score -> prior -> evidence -> bounds -> before -> rule 
    P2: order adjusted here +-- evaluate candidates <---------------------------------------------------------+
                                                                            P3: loss of the next round <------+
 
-`gather` measures the criteria as updates arrive. `aggregate_cohort` is the formula from `normalise` to the server
-step. With P2, `adjust_priority` calls it once for every order that is tried.
+`Cohort.gather` measures the criteria as updates arrive. `aggregate_cohort` is the formula from `normalise` to the
+server step. With P2, `adjust_priority` calls it once for every order that is tried.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .candidates import (
     within_bounds,
 )
 from .cohort import Cohort
-from .engine import CountsLabels, Engine, FoldingEngine
+from .engine import CountsLabels, Engine
 from .evaluation import Evaluations, record_round, why_kept
 from .feedback import Adapted, Order, Search, all_orders
 from .method import Method, Plan
@@ -53,7 +53,8 @@ def run_round(
     asked = plan.cohort(engine.num_clients, round_num, engine.clock, method.draws(state))
     task = method.task(round_num, state.loss)
 
-    cohort = gather(asked, state, method, plan, engine, task)
+    cohort = Cohort(asked, state, method, plan, engine)
+    cohort.gather(task)
     search = adjust_priority(cohort)
     chosen = search.chosen if search else aggregate_cohort(cohort, state.priority)
 
@@ -169,26 +170,6 @@ def memory_after(cohort: Cohort, chosen: Candidate) -> dict[str, Memory]:
     if method.privacy:
         memory["privacy"] = method.privacy.after(state.kept("privacy"), cohort.asked)
     return memory
-
-
-def gather(
-    asked: Sequence[int],
-    state: ServerState,
-    method: Method,
-    plan: Plan,
-    engine: Engine,
-    task: Task,
-) -> Cohort:
-    """The trained clients, guarded and measured."""
-    cohort = Cohort(asked, state, method, plan, engine)
-    if isinstance(engine, FoldingEngine) and cohort.can_be_divided:
-        cohort.add(engine.fold(asked, state))
-        cohort.complete()
-        return cohort
-    for updates in engine.train(asked, state.model, task):
-        cohort.admit(updates)
-    cohort.complete()
-    return cohort
 
 
 def adjust_priority(cohort: Cohort) -> Search | None:

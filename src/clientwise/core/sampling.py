@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +45,7 @@ def sample_clients(
     unrestricted cohort is also in the restricted one, if it is among them.
     """
     order = torch.randperm(num_clients, generator=generator(seed, "cohort", round_num))
-    if among is not None:
-        order = order[torch.tensor([client in among for client in order.tolist()])]
-    return tuple(order[:size].sort().values.tolist())
+    return _first(order.tolist(), size, among)
 
 
 def poisson_sample(
@@ -63,7 +62,7 @@ def poisson_sample(
     """
     drawn = uniform(key, f"cohort/{round_num}", num_clients) < probability
     chosen = drawn.nonzero().flatten().tolist()
-    return tuple(client for client in chosen if among is None or client in among)
+    return _first(chosen, num_clients, among)
 
 
 def secret_sample(
@@ -71,8 +70,13 @@ def secret_sample(
 ) -> tuple[int, ...]:
     """As `sample_clients`, for those who know the key alone."""
     order = uniform(key, f"cohort/{round_num}", num_clients).argsort().tolist()
-    left = [client for client in order if among is None or client in among]
-    return tuple(sorted(left[:size]))
+    return _first(order, size, among)
+
+
+def _first(order: Sequence[int], size: int, among: frozenset[int] | None) -> tuple[int, ...]:
+    """The first clients in an order, in ascending order of their numbers."""
+    allowed = [client for client in order if among is None or client in among]
+    return tuple(sorted(allowed[:size]))
 
 
 @SAMPLINGS.register("by_score")

@@ -287,16 +287,13 @@ def shift(inputs: Tensor, *, pixels: PositiveInt = 4) -> Tensor:
         pixels: the largest shift.
     """
     _refuse_no_images("shift", inputs)
-    batch, device = len(inputs), inputs.device
     height, width = inputs.shape[-2:]
     padded = torch.nn.functional.pad(inputs, (pixels,) * 4)
-    down, right = torch.randint(2 * pixels + 1, (2, batch, 1), device=device)
-    rows = (down + torch.arange(height, device=device)).view(batch, height, 1)
-    columns = (right + torch.arange(width, device=device)).view(batch, 1, width)
-    images = padded.reshape(batch, -1, *padded.shape[-2:])
-    samples = torch.arange(batch, device=device).view(batch, 1, 1)
-    cut = images.movedim(1, -1)[samples, rows, columns]  # [B, height, width, channels]
-    return cut.movedim(-1, 1).reshape(inputs.shape)
+    windows = padded.unfold(-2, height, 1).unfold(
+        -2, width, 1
+    )  # [B, ..., down, right, height, width]
+    down, right = torch.randint(2 * pixels + 1, (2, len(inputs)), device=inputs.device)
+    return windows[torch.arange(len(inputs), device=inputs.device), ..., down, right, :, :]
 
 
 @TRANSFORMS.register("noise")

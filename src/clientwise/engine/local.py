@@ -128,11 +128,6 @@ class LocalEngine:
         return self.executor.frozen
 
     @property
-    def train_sizes(self) -> Tensor | None:
-        """See `core.engine.Engine`; in a deployment, the clients' samples are elsewhere."""
-        return self._sizes.cpu().double() if bool(self._sizes.any()) else None
-
-    @property
     def label_counts(self) -> Tensor:
         """See `core.engine.CountsLabels`; in round 1."""
         return _label_counts(self.data.train, self.problem.num_classes).sum(0)

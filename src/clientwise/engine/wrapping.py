@@ -36,11 +36,6 @@ class WrappingEngine:
         return self.inner.frozen
 
     @property
-    def train_sizes(self) -> Tensor | None:
-        """See `core.engine.Engine`."""
-        return self.inner.train_sizes
-
-    @property
     def label_counts(self) -> Tensor:
         """See `core.engine.CountsLabels`."""
         return self.inner.label_counts

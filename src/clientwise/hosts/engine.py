@@ -83,11 +83,6 @@ class HostEngine:
         self.initial_model = layout.vector()
         self.spec = layout.spec
 
-    @property
-    def train_sizes(self) -> Tensor | None:
-        """See `core.engine.Engine`: the clients' samples are elsewhere."""
-        return None
-
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.engine.Engine`."""
         yield self.updates

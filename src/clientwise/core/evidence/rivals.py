@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import comb
 from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from ...registry import NonNegativeFloat, OpenShare, PositiveFloat, needs
+from ...registry import OpenShare, PositiveFloat, needs
 from ..aggregation.robust import (
     TIE,
     column_blocks,
@@ -19,7 +18,6 @@ from ..aggregation.robust import (
     gram,
     weighted_median,
 )
-from ..seeding import generator
 from ..types import Gathered, Posterior
 from ..weights.weighting import to_weights
 from .base import EVIDENCE, Evidence, enlist, with_rows
@@ -240,93 +238,3 @@ class Law(Evidence):
             log_scale.grad = scale * (weights @ along)
             adam.step()
         return Posterior(logits.softmax(0), scale=float(log_scale.exp()))
-
-
-AT_ONCE = 64  # models judged together
-RUINED = 10.0  # times the first loss: larger ones count as this much, or one client would dominate all values
-
-
-@EVIDENCE.register("shapley", needs("models", "server_set"))
-@dataclass(frozen=True)
-class Shapley(Evidence):
-    """Weights ∝ max(0, φ_a), the Shapley value of a client's update on the server's set (Wang et al., 2020).
-
-    The worth v(S) of a coalition S is how far the mean of its updates, weighted by the score, lowers the
-    loss. For cohorts of up to `exact` clients, all 2^n coalitions are evaluated. For larger ones, random
-    orders are drawn (truncated Monte-Carlo, Ghorbani & Zou, 2019).
-
-    Args:
-        exact: largest cohort whose coalitions are all evaluated.
-        orders: random orders that are drawn for larger cohorts.
-        tolerance: an order ends once the remaining gain is below this fraction of the whole.
-    """
-
-    exact: Annotated[int, Ge(0), Le(12)] = 6
-    orders: Annotated[int, Ge(1), Le(10_000)] = 10
-    tolerance: NonNegativeFloat = 0.01
-
-    def __call__(
-        self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
-    ) -> Posterior:
-        """See the class."""
-        gains = self.values(gathered, prior).clamp(min=0)
-        return _or_prior(gains, prior, "no client lowers the loss")
-
-    def values(self, gathered: Gathered, prior: Tensor) -> Tensor:
-        """Shapley values φ [n]; exact ones sum to the worth of the whole cohort."""
-        count = len(prior)
-        if count <= self.exact:
-            return exact_shapley(_worth(gathered, prior, all_coalitions(count)))
-        whole = float(_worth(gathered, prior, torch.ones(1, count, dtype=torch.int64)))
-        values = torch.zeros(count, dtype=torch.float64)
-        random = generator(gathered.seed, "shapley")
-        for _ in range(self.orders):
-            coalition = torch.zeros(1, count, dtype=torch.int64)
-            before = 0.0
-            for client in torch.randperm(count, generator=random).tolist():
-                if abs(whole - before) < self.tolerance * abs(whole):
-                    break
-                coalition[0, client] = 1
-                now = float(_worth(gathered, prior, coalition))
-                values[client] += now - before
-                before = now
-        return values / self.orders
-
-
-def _worth(gathered: Gathered, prior: Tensor, members: Tensor) -> Tensor:
-    """How far each coalition [c, n] lowers the loss of the global model [c]; 0 for one whose score is zero."""
-    weights = prior * members
-    weights = weights / weights.sum(1, keepdim=True).clamp(min=1e-300)
-    losses = []
-    for some in torch.split(weights, AT_ONCE):
-        models = gathered.global_model + some.to(gathered.updates) @ gathered.updates
-        losses.append(gathered.judge(models).overall_loss())
-    start = gathered.judge(gathered.global_model[None]).overall_loss()
-    return start - torch.cat(losses).nan_to_num(torch.inf).minimum(RUINED * start)
-
-
-def all_coalitions(count: int) -> Tensor:
-    """Every coalition of so many players [2^n, n]; row i has player a if bit a of i is set."""
-    return torch.arange(2**count)[:, None] >> torch.arange(count) & 1
-
-
-def exact_shapley(worth: Tensor) -> Tensor:
-    """Shapley values [n] from the worths of `all_coalitions` [2^n].
-
-    φ_a = Σ over S without a of |S|!·(n−|S|−1)!/n! · (v(S ∪ a) − v(S))
-
-    Example:
-        >>> exact_shapley(torch.tensor([0.0, 1.0, 2.0, 4.0], dtype=torch.float64))
-        tensor([1.5000, 2.5000], dtype=torch.float64)
-    """
-    count = len(worth).bit_length() - 1
-    members = all_coalitions(count)
-    codes = torch.arange(2**count)
-    sizes = members.sum(1)
-    values = []
-    for player in range(count):
-        without = codes[members[:, player] == 0]
-        factors = [1 / (count * comb(count - 1, size)) for size in sizes[without].tolist()]
-        gains = worth[without + 2**player] - worth[without]
-        values.append(torch.tensor(factors, dtype=torch.float64) @ gains.double())
-    return torch.stack(values)

@@ -15,19 +15,22 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ...registry import NonNegativeFloat, Registry, suggest
 
 Quantifier = Literal["any", "at_least_half", "most", "as_many_as_possible", "all"]
 READS = "it reads"
 QUANTIFIERS = {  # Q rises from 0 to 1 between these shares of the criteria
+    "any": (0.0, 1e-9),
     "at_least_half": (0.0, 0.5),
     "most": (0.3, 0.8),
     "as_many_as_possible": (0.5, 1.0),
+    "all": (1 - 1e-9, 1.0),
 }
 
 
@@ -238,9 +241,8 @@ class Owa(Score):
     def __post_init__(self) -> None:
         if (self.weights is None) == (self.quantifier is None):
             raise ValueError("give either weights or a quantifier")
-        known = get_args(Quantifier)
-        if self.quantifier is not None and self.quantifier not in known:
-            hint = suggest(self.quantifier, known)
+        if self.quantifier is not None and self.quantifier not in QUANTIFIERS:
+            hint = suggest(self.quantifier, QUANTIFIERS)
             raise ValueError(f"unknown quantifier {self.quantifier!r}{hint}")
         if self.weights is None:
             return
@@ -256,11 +258,6 @@ class Owa(Score):
         """Weights [m] of the largest value, of the second largest, and so on."""
         if self.weights is not None:
             return torch.tensor(self.weights, dtype=torch.float64)
-        places = torch.eye(num_criteria, dtype=torch.float64)
-        if self.quantifier == "any":
-            return places[0]
-        if self.quantifier == "all":
-            return places[-1]
         low, high = QUANTIFIERS[str(self.quantifier)]
         proportion = torch.linspace(0, 1, num_criteria + 1, dtype=torch.float64)
         return ((proportion - low) / (high - low)).clip(0, 1).diff()
@@ -292,53 +289,41 @@ class Choquet(Score):
             raise ValueError(
                 f"choquet takes up to 8 criteria, got {len(names)}: a capacity has 2^m values"
             )
-        everything = frozenset(names)
-        values = {frozenset[str](): 0.0} | self._given(names)
-        if abs(values[everything] - 1) > 1e-6:
-            raise ValueError(
-                f"the capacity of all criteria together must be 1, got {values[everything]:g}"
-            )
-        for subset in values:
-            for name in sorted(everything - subset):
-                larger = subset | {name}
-                if values[larger] < values[subset] - 1e-9:
-                    part = _joined(subset) or "nothing"
-                    wrong = f"{_joined(larger)} has {values[larger]:g}, less than its part {part}"
-                    raise ValueError(f"not a capacity: {wrong} with {values[subset]:g}")
+        values = self._values(names)
+        if abs(values[-1] - 1) > 1e-6:
+            raise ValueError(f"the capacity of all criteria together must be 1, got {values[-1]:g}")
+        for subset, value in enumerate(values):
+            for member in range(len(names)):
+                larger = subset | 1 << member
+                if values[larger] < value - 1e-9:
+                    part = _joined(subset, names) or "nothing"
+                    wrong = f"{_joined(larger, names)} has {values[larger]:g}, less than its part {part}"
+                    raise ValueError(f"not a capacity: {wrong} with {value:g}")
 
-    def mobius(self, names: Sequence[str]) -> dict[frozenset[str], float]:
-        """m(S) of sets of criteria, with v(S) = Σ_{T⊆S} m(T)."""
-        found: dict[frozenset[str], float] = {}
-        for subset, value in self._given(names).items():
-            parts = sum(value for part, value in found.items() if part < subset)
-            found[subset] = value - parts
-        return found
-
-    def _given(self, names: Sequence[str]) -> dict[frozenset[str], float]:
-        """v(S) of all non-empty subsets, the smallest first."""
-        given: dict[frozenset[str], float] = {}
+    def _values(self, names: Sequence[str]) -> list[float]:
+        """v(S) of all subsets. Bit j of a subset's number is set if it has criterion j."""
+        given = {0: 0.0}
         for key, value in self.capacity.items():
-            members = frozenset(part.strip() for part in key.split("+"))
+            members = {part.strip() for part in key.split("+")}
             for member in members:
                 _require_known(f"{key!r} names", member, names)
-            if members in given:
-                raise ValueError(f"{_joined(members)} is given twice")
-            given[members] = float(value)
-        subsets: list[frozenset[str]] = []
-        for size in range(1, len(names) + 1):
-            subsets += map(frozenset, itertools.combinations(names, size))
-        missing = [subset for subset in subsets if subset not in given]
+            subset = sum(1 << list(names).index(member) for member in members)
+            if subset in given:
+                raise ValueError(f"{_joined(subset, names)} is given twice")
+            given[subset] = float(value)
+        subsets = range(2 ** len(names))
+        missing = [_joined(subset, names) for subset in subsets if subset not in given]
         if missing:
-            raise ValueError(f"the capacity has no value for {', '.join(map(_joined, missing))}")
-        return {subset: given[subset] for subset in subsets}
+            raise ValueError(f"the capacity has no value for {', '.join(missing)}")
+        return [given[subset] for subset in subsets]
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
-        """Σ_S m(S)·min_{j∈S} c_j, which equals the sorted form."""
-        result = torch.zeros_like(values[:, 0])
-        for subset, weight in self.mobius(names).items():
-            columns = [index for index, name in enumerate(names) if name in subset]
-            result += weight * values[:, columns].amin(1)
-        return result
+        """Σ_i (c_(i) − c_(i+1))·v(the i criteria with the largest values), and c_(m+1) = 0."""
+        largest_first, order = values.sort(dim=1, descending=True)
+        steps = largest_first - pad(largest_first[:, 1:], (0, 1))
+        subsets = (2**order).cumsum(1)
+        capacity = torch.tensor(self._values(names)).to(values)
+        return (steps * capacity[subsets]).sum(1)
 
 
 @SCORES.register("product")
@@ -439,15 +424,14 @@ class Disco(Score):
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
-        size, closeness = (
-            values[:, list(names).index(name)] for name in (self.size, self.closeness)
-        )
+        columns = dict(zip(names, values.T, strict=True))
+        size, closeness = columns[self.size], columns[self.closeness]
         share = size / size.sum().clip(min=1e-300)
         return (share - self.a * (1 - closeness) + self.b).clip(min=0)
 
 
-def _joined(subset: frozenset[str]) -> str:
-    return "+".join(sorted(subset))
+def _joined(subset: int, names: Sequence[str]) -> str:
+    return "+".join(sorted(name for bit, name in enumerate(names) if subset >> bit & 1))
 
 
 def _require_known(reads: str, name: str, names: Sequence[str]) -> None:
