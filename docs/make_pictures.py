@@ -17,6 +17,7 @@ from clientwise.experiment.running.resume import new_folder
 from clientwise.record.run import RunFolder
 from clientwise.report.audit import shares
 from clientwise.report.charts import draw
+from clientwise.report.explanation import Round
 from clientwise.report.results import Results
 from clientwise.report.sections import metric_chart, result_table
 from clientwise.report.terminal import print_items
@@ -36,7 +37,7 @@ def main() -> None:
     experiment = cw.load(str(files("clientwise") / "demo.toml"))
     run = cw.run(experiment, new_folder("pictures"), progress=True)
     recorded = RunFolder(run.folder)
-    draw(shares(recorded, "Recommended", 1, run.facts.rounds), DOCS / "shares.png")
+    draw(shares(Round(recorded, "Recommended", 1, run.facts.rounds)), DOCS / "shares.png")
     results = Results([recorded])
     draw(metric_chart(results), DOCS / "demo.png")
     make_screenshots.main(run.folder)

@@ -6,7 +6,7 @@ from typing import Any
 
 from clientwise.record.run import RunFolder
 from clientwise.report.audit import audit
-from clientwise.report.explanation import Explanation
+from clientwise.report.explanation import Explanation, Round
 from clientwise.report.items import Chart
 from clientwise.report.page import report_sections
 from clientwise.report.results import Results
@@ -49,7 +49,7 @@ def printed(run: Any) -> list[str]:
 
 def audited(run: Any, method: str, seed: int, round_num: int) -> str:
     """All words of the audit of a round."""
-    found = audit(record_of(run), method, seed, round_num)
+    found = audit(Round(record_of(run), method, seed, round_num))
     words = [
         item if isinstance(item, str) else str(item.texts())
         for item in found

@@ -154,7 +154,7 @@ def test_every_table_is_made_from_the_raw_file(
     script.collect(parts, tmp_path)
     raw = script.read_raw("claim", tmp_path)
     results = script.results_of(raw)
-    found = standings(results, results.federations)
+    found = standings(results)
     by_name = {one.method: one for one in found.itertuples()}
     assert script.kind_of("Recommended 0.1.0", raw) == "earlier version"
     assert script.kind_of("ServerOnly", raw) == "usable"

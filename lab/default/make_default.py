@@ -33,7 +33,6 @@ from clientwise.report.standings import (
     MeanDifference,
     Results,
     by_mean,
-    complete_methods,
     mean_differences,
     standings,
 )
@@ -245,8 +244,7 @@ def lead_by_share_table(raw: pandas.DataFrame) -> str:
 
 
 def _leads(results: Results) -> list[MeanDifference]:
-    others = [name for name in complete_methods(results, results.federations) if name != OURS]
-    return mean_differences(results, results.federations, OURS, others)
+    return mean_differences(results, OURS)
 
 
 def _leads_markdown(
@@ -320,8 +318,7 @@ def regret_table(raw: pandas.DataFrame) -> str:
 
 def _by_mean(results: Results) -> list[Any]:
     """The standings on all federations as rows, the best mean first."""
-    found = standings(results, results.federations)
-    return [*by_mean(found, results.federations[0]).itertuples()]
+    return [*by_mean(standings(results), results).itertuples()]
 
 
 def _slow_turns(results: Results) -> list[str]:

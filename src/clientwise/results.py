@@ -25,7 +25,7 @@ from .record.facts import RunFacts
 from .record.files import plain_name
 from .record.models import ENDING, ModelHeader, metadata_of, write_model
 from .record.run import RunFolder
-from .registry import listed, suggest
+from .registry import listed
 from .writing import make_folder, replacing
 
 if TYPE_CHECKING:
@@ -357,19 +357,9 @@ class Run:
         with needing("report", "run.figure"):
             import altair
 
-        from .report.charts import figure
-        from .report.items import Chart
-        from .report.page import report_sections
-        from .report.results import Results
+        from .report.page import figure_of
 
-        sections = report_sections(Results([self._record]))
-        items = [item for found in sections.values() for item in found]
-        charts = {item.id: item for item in items if isinstance(item, Chart)}
-        if chart not in charts:
-            raise ClientwiseError(
-                f"{self._record.id}: there is no chart {chart!r}{suggest(chart, charts)}"
-            )
-        return altair.Chart.from_dict(figure(charts[chart]))
+        return altair.Chart.from_dict(figure_of(self._record, chart))
 
     def __repr__(self) -> str:
         from .report.terminal import run_text

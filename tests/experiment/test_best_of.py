@@ -17,6 +17,7 @@ from clientwise.experiment.trackers import Progress
 from clientwise.record.run import RunFolder
 from clientwise.registry import Part
 from clientwise.report.audit import audit
+from clientwise.report.explanation import Round
 from recorded import everything
 
 STEPS = [{"name": "momentum", "momentum": 0.8}, {"name": "adam", "learning_rate": 0.1}]
@@ -87,7 +88,7 @@ def test_the_record_and_the_audit_say_which_step_was_used(
         sums = [0.9 * before + loss for before, loss in zip(sums, tried["loss"], strict=True)]
         lowest = min(range(2), key=lambda index: sums[index])
         assert tried["used"].tolist() == [index == lowest for index in range(2)]
-        found = audit(RunFolder(run.folder), "best", seed, round_num)
+        found = audit(Round(RunFolder(run.folder), "best", seed, round_num))
         said = " ".join(item for item in found if isinstance(item, str))
         assert f"The server tried 2 steps and used {tried['step'].iloc[lowest]}." in said
 

@@ -17,6 +17,7 @@ from clientwise.experiment.load import load_experiment
 from clientwise.experiment.trackers import Progress
 from clientwise.record.run import RunFolder
 from clientwise.report.audit import audit
+from clientwise.report.explanation import Round
 from recorded import rows
 
 LANE = "checkpoints/lane-1.safetensors"
@@ -64,7 +65,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(config: dict[str, Any], tmp_path: 
 def test_drawn_clients_weigh_the_same(config: dict[str, Any], tmp_path: Path) -> None:
     run = cw.run(config, tmp_path / "run")
     assert run.frame("weights")["weight"].tolist() == pytest.approx([1 / 3] * 36)
-    text = str([*audit(RunFolder(run.folder), "drawn", 1, 12)])
+    text = str([*audit(Round(RunFolder(run.folder), "drawn", 1, 12))])
     assert "Clients were drawn by their score, so their weights are equal." in text
 
 

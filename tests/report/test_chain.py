@@ -17,7 +17,7 @@ from clientwise.errors import RunError
 from clientwise.record.run import RunFolder
 from clientwise.report import audit as audits_of
 from clientwise.report.audit import audit, audits, last_audits, why
-from clientwise.report.explanation import Explanation, explain
+from clientwise.report.explanation import Explanation, Round, explain
 from clientwise.report.items import Table
 from clientwise.report.terminal import print_items
 from reported import is_harmful
@@ -55,13 +55,13 @@ def rows(run: RunFolder, method: str, round_num: int = 5) -> dict[int, Any]:
 
 
 def by_client(run: Any, method: str, round_num: int) -> dict[int, Explanation]:
-    found = explain(run, method, 1, round_num)
+    found = explain(Round(run, method, 1, round_num))
     return {one.client: one for one in reversed(found)}  # those refused are the last
 
 
 def table_of(run: RunFolder, method: str) -> Table:
     """The clients of the last round."""
-    return next(item for item in audit(run, method, 1, 5) if isinstance(item, Table))
+    return next(item for item in audit(Round(run, method, 1, 5)) if isinstance(item, Table))
 
 
 def printed(items: Any, width: int = 80) -> str:
@@ -184,7 +184,7 @@ def test_sentences_say_what_the_record_shows(made: Changed) -> None:
     )
     assert by_client(made, "all of it", 1)[0].evidence.since == 1  # not later
     assert by_client(made, "all of it", 2)[0].moves() == ()
-    words = [item for item in audit(made, "all of it", 1, 5) if isinstance(item, Table)][1]
+    words = [item for item in audit(Round(made, "all of it", 1, 5)) if isinstance(item, Table)][1]
     shown = {(int(client), text) for client, text in words.frame.itertuples(index=False)}
     told = {(one.client, one.reasons()) for one in found.values() if one.reasons()}
     assert shown - told == {(6, found[6].answer()), (0, shown_twice(made))}
@@ -195,7 +195,7 @@ def test_sentences_say_what_the_record_shows(made: Changed) -> None:
 
 def shown_twice(run: Changed) -> str:
     """What is said of the update that client 0 sent in addition."""
-    return explain(run, "all of it", 1, 5, [0])[1].answer()
+    return explain(Round(run, "all of it", 1, 5), [0])[1].answer()
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_the_terminal_shows_the_chain(frames: RunFolder) -> None:
     assert "…" not in text  # nothing cut off at 80 columns
     assert "Not shown in 80 columns: reason, harm." in text
     wide = " ".join(printed(audits(frames, 5, "all of it"), 250).split())
-    for one in explain(frames, "all of it", 1, 5):
+    for one in explain(Round(frames, "all of it", 1, 5)):
         assert one.brief() in wide
         assert not one.reasons() or one.reasons() in wide
 
@@ -237,8 +237,8 @@ def test_of_a_very_large_round_the_heaviest_are_shown(
     frames: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audits_of, "MOST_CLIENTS", 2)
-    items = [*audit(frames, "all of it", 1, 5)]
-    heaviest = [one.label for one in explain(frames, "all of it", 1, 5)][:2]
+    items = [*audit(Round(frames, "all of it", 1, 5))]
+    heaviest = [one.label for one in explain(Round(frames, "all of it", 1, 5))][:2]
     shown = [item.frame["client"].tolist() for item in items if isinstance(item, Table)]
     assert shown == [heaviest, heaviest]
     assert any("6 more clients have less weight" in item for item in items if type(item) is str)
@@ -257,9 +257,12 @@ def test_the_page_has_the_last_round_and_those_of_the_first_refusals(shown: cw.R
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        (lambda run: explain(run, "FedAvgg", 1, 1), "no method 'FedAvgg'; did you mean 'FedAvg'"),
-        (lambda run: explain(run, "FedAvg", 9, 1), "no seed 9 of FedAvg; known: 1, 2, 3"),
-        (lambda run: explain(run, "FedAvg", 1, 99), "no round 99; it has rounds 1 to 5"),
+        (
+            lambda run: explain(Round(run, "FedAvgg", 1, 1)),
+            "no method 'FedAvgg'; did you mean 'FedAvg'",
+        ),
+        (lambda run: explain(Round(run, "FedAvg", 9, 1)), "no seed 9 of FedAvg; known: 1, 2, 3"),
+        (lambda run: explain(Round(run, "FedAvg", 1, 99)), "no round 99; it has rounds 1 to 5"),
         (lambda run: [*audits(run, 99)], "no round 99; it has rounds 1 to 5"),
         (lambda run: [*audits(run, 1, "FedAvgg")], "did you mean 'FedAvg'"),
         (lambda run: [*audits(run, 1, None, 7)], "no seed 7 of FedAvg; known: 1, 2, 3"),

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 import clientwise as cw
 from clientwise.record.run import RunFolder
 from clientwise.report.audit import audit, why
-from clientwise.report.explanation import Explanation, explain
+from clientwise.report.explanation import Explanation, Round, explain
 from clientwise.report.items import Table
 from reported import is_harmful
 
@@ -75,7 +75,7 @@ def run() -> RunFolder:
 
 
 def of(run: RunFolder, client: str, round_num: int, method: str = "Recommended") -> Explanation:
-    return {one.called: one for one in explain(run, method, SEED, round_num)}[client]
+    return {one.called: one for one in explain(Round(run, method, SEED, round_num))}[client]
 
 
 def recorded(run: RunFolder, frame: str, round_num: int) -> Any:
@@ -85,7 +85,7 @@ def recorded(run: RunFolder, frame: str, round_num: int) -> Any:
 def every(run: RunFolder) -> Iterator[Explanation]:
     for method in run.methods:
         for round_num in range(1, ROUNDS + 1):
-            yield from explain(run, method, SEED, round_num)
+            yield from explain(Round(run, method, SEED, round_num))
 
 
 @pytest.mark.parametrize("client", ["mislabelled", "inverted"])
@@ -144,7 +144,7 @@ def test_a_copy_and_the_copied_client_share_a_weight_and_neither_is_said_to_harm
         )
     others = [
         one
-        for one in explain(run, "Recommended", SEED, ROUNDS)
+        for one in explain(Round(run, "Recommended", SEED, ROUNDS))
         if one.name not in ("copy", "copied")
     ]
     assert {one.copies for one in others} == {1}
@@ -242,7 +242,7 @@ def test_why_has_the_answer_first_and_at_most_six_lines(run: RunFolder) -> None:
 
 
 def test_the_page_marks_hostile_clients_and_gives_the_reason_in_a_few_words(run: RunFolder) -> None:
-    items = audit(run, "Recommended", SEED, ROUNDS)
+    items = audit(Round(run, "Recommended", SEED, ROUNDS))
     table = next(item for item in items if isinstance(item, Table))
     names = [client.partition(" ")[2] for client in table.frame["client"]]
     reasons = dict(zip(names, table.frame["reason"], strict=True))

@@ -79,7 +79,7 @@ def test_a_run_in_the_terminal_and_in_python(frames: RunFolder) -> None:
     assert "shown: 5 rounds, mean ± SD of 3 seeds" in text
     assert "has the highest accuracy" in text
     assert "online: " in text
-    assert "updates refused: model has NaN or Inf" in text
+    assert "refused: model has NaN or Inf (" in text
     head, *lines = run_text(frames).splitlines()
     assert head.endswith(": finished, 3 methods, 3 seeds, 5 rounds")
     assert len([line for line in lines if " ± " in line]) == 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pandas import DataFrame as Frame
@@ -41,7 +41,9 @@ def what_was_run(results: Results) -> Iterator[Item]:
 def config(results: Results) -> Iterator[Item]:
     """Every key of the resolved config, where there is one run."""
     if len(results.runs) == 1:
-        rows = [(key, in_words(value)) for key, value in _flat(results.runs[0]).items()]
+        (run,) = results.runs
+        values = _dotted(run, methods_of(run))
+        rows = [(key, in_words(value)) for key, value in values.items()]
         yield "The resolved config with all defaults. Methods are listed by name."
         yield Table("config", "Config", Frame(rows, columns=["key", "value"]))
 
@@ -53,7 +55,7 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
     table = encoding(run)
     columns = target = ""
     if table is not None:
-        columns = in_words([_column(one) for one in table.columns])
+        columns = in_words([one.name for one in table.columns])
         target = in_words(f"{table.target}: {', '.join(table.classes)}".removesuffix(": "))
     model = in_words(given.get("model") or _absent(run))
     lines: list[tuple[str, Any]] = [
@@ -64,10 +66,10 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
         ("model", f"{model}, {facts.model_bytes // 4:,} values"),
         ("training", in_words(stated(run, "training")) or _absent(run)),
         ("methods", listed(run.methods)),
-    ]
-    for name, module in facts.functions.items():
-        lines.append(("function", f"{name} was given in Python as a function of {module}"))
-    lines += [
+        *(
+            ("function", f"{name} was given in Python as a function of {module}")
+            for name, module in facts.functions.items()
+        ),
         ("seeds", in_words(sorted({*run.lanes["seed"]}))),
         ("rounds", f"{facts.rounds:,}"),
         ("metric", f"{facts.metric} on {facts.reported_on}"),
@@ -148,13 +150,6 @@ def _clients(run: RunFolder) -> str:
     return f"{text}; {hostile} hostile" if hostile else text
 
 
-def _column(column: Any) -> str:
-    facts = [f"{len(column.categories)} categories"] if column.categories else []
-    if column.missing:
-        facts.append(f"{column.missing:.0%} missing")
-    return f"{column.name} ({', '.join(facts)})" if facts else str(column.name)
-
-
 def tuning_in_words(run: RunFolder) -> str:
     """What was tuned, over what, with how many trials on which seeds; "" where nothing was."""
     tuned = {name: own for name in run.methods if (own := run.about(name).tuned)}
@@ -165,15 +160,8 @@ def tuning_in_words(run: RunFolder) -> str:
 
 def differences(runs: Sequence[RunFolder]) -> Table:
     """The keys of config, versions and data in which runs differ, with each run's value."""
-    values = [_all_values(run) for run in runs]
-    every = dict.fromkeys(name for run in runs for name in run.methods)
-    for method in every:
-        if all(method in run.methods for run in runs):
-            continue
-        for run, own in zip(runs, values, strict=True):  # one line, not one for each option
-            for key in [key for key in own if key.startswith(f"methods.{method}.")]:
-                del own[key]
-            own[f"methods.{method}"] = "present" if method in run.methods else "–"
+    shared = set.intersection(*({*run.methods} for run in runs))
+    values = [_all_values(run, shared) for run in runs]
     keys = dict.fromkeys(key for own in values for key in own)
     rows = [(key, *(in_words(own.get(key, "–")) for own in values)) for key in keys]
     different = [row for row in rows if len({*row[1:]}) > 1]
@@ -181,23 +169,30 @@ def differences(runs: Sequence[RunFolder]) -> Table:
     return Table("differences", "Differences", frame, "" if different else NO_DIFFERENCE)
 
 
-def _all_values(run: RunFolder) -> dict[str, object]:
-    """What a run's config, versions and data say, by key."""
+def _all_values(run: RunFolder, shared: Collection[str]) -> dict[str, object]:
+    """What a run's config, versions and data say, by key; of a method that not all runs have, that it is there."""
     versions = {f"versions.{name}": value for name, value in _versions(run).items()}
     data = {
         f"data of seed {seed}": f"fingerprint {print[:8]}"
         for seed, print in sorted(run.facts.data.items())
     }
-    return {**_flat(run), **versions, "initial model": run.facts.initial_model, **data}
+    tables = {
+        name: table if name in shared else "present" for name, table in methods_of(run).items()
+    }
+    config = _dotted(run, tables)
+    return {**config, **versions, "initial model": run.facts.initial_model, **data}
 
 
-def _flat(run: RunFolder) -> dict[str, Any]:
+def methods_of(run: RunFolder) -> dict[str, Any]:
+    """The tables of the methods by name; empty where the config cannot be read."""
+    found = run.config.get("methods")
+    tables = found if isinstance(found, list) else []
+    return {str(one.get("name")): one for one in tables if isinstance(one, Mapping)}
+
+
+def _dotted(run: RunFolder, methods: Mapping[str, Any]) -> dict[str, Any]:
     """Every value of the config by its dotted key; methods by name, so that their order does not matter."""
-    methods = run.config.get("methods")
-    tables = (
-        [one for one in methods if isinstance(one, Mapping)] if isinstance(methods, list) else []
-    )
-    named = {"methods": {str(one.get("name")): one for one in tables}} if tables else {}
+    named = {"methods": methods} if methods else {}
     return dotted_keys({**run.config, **named}, in_lists=True)
 
 

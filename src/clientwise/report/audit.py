@@ -64,7 +64,7 @@ def why(
         return f"{where}{client} took part in no round."
     last = own["round"].max()
     at = Round(run, method, seed, last if round_num is None else round_num)
-    found = explain(run, method, seed, at.round_num, own["client"].unique())
+    found = explain(at, own["client"].unique())
     if not found:
         return f"{where}{client} took no part in round {round_num}; the last was round {last}."
     one = found[0]
@@ -98,7 +98,7 @@ def last_audits(run: RunFolder) -> Iterator[tuple[str, list[Item]]]:
         refused = own.dropna(subset=["refusal"]).groupby("refusal")["round"].min()
         for round_num in sorted({*refused, *own["round"].tail(1)}):
             at = Round(run, method, seed, round_num)
-            yield at.title, [*audit(run, method, seed, round_num)]
+            yield at.title, [*audit(at)]
 
 
 def audits(
@@ -114,20 +114,19 @@ def audits(
         run.lane(wanted[0], -1 if seed is None else seed)  # an error says what there is
     done = run.lanes.set_index(["method", "seed"])["rounds"]
     for lane in [lane for lane in lanes if done[lane] >= round_num] or lanes[:1]:
-        yield from audit(run, *lane, round_num)
+        yield from audit(Round(run, *lane, round_num))
 
 
-def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Iterator[Item]:
+def audit(at: Round) -> Iterator[Item]:
     """The weights of a round: a picture, a row per client, what moved each weight, and notes."""
-    at = Round(run, method, seed, round_num)
-    told = explain(run, method, seed, round_num)
-    yield shares(run, method, seed, round_num)
+    told = explain(at)
+    yield shares(at)
     yield _clients(at, told[:MOST_CLIENTS])
     moved = [(one.label, one.answer() if one.refusal else one.reasons()) for one in told]
     rows = [row for row in moved[:MOST_CLIENTS] if row[1]]
     if rows:
         frame = pandas.DataFrame(rows, columns=["client", "reasons"])
-        yield Table(_id(at, "moved"), "What moved the weights", frame)
+        yield Table(f"moved-{at.id}", "What moved the weights", frame)
     if len(told) > MOST_CLIENTS:
         yield (
             f"{len(told) - MOST_CLIENTS:,} more clients have less weight, or were refused. "
@@ -136,29 +135,21 @@ def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Iterator[It
     yield from _notes(at)
 
 
-def _id(at: Round, what: str) -> str:
-    return f"{what}-{at.method}-{at.seed}-{at.round_num}"
-
-
-def shares(run: RunFolder, method: str, seed: int, round_num: int) -> Chart:
+def shares(at: Round) -> Chart:
     """A bar for each client of a round: its final share, the largest first, with the reason in brief."""
-    at = Round(run, method, seed, round_num)
-    told = sorted(explain(run, method, seed, round_num), key=lambda one: -(one.share or 0.0))
+    told = sorted(explain(at), key=lambda one: -(one.share or 0.0))
     shown = told if len(told) <= MOST_BARS else [*told[: MOST_BARS // 2], *told[-MOST_BARS // 2 :]]
-    names = [f"{_marked(one)}: {one.brief()}" for one in shown]
-    values = [one.share or 0.0 for one in shown]
+    bars = {f"{_marked(one)}: {one.brief()}": one.share or 0.0 for one in shown}
     return Chart(
-        _id(at, "shares"),
+        f"shares-{at.id}",
         f"{at.title}: shares and reasons (line: equal share)",
-        pandas.DataFrame({"client": names, "share": values}),
+        pandas.DataFrame(bars.items(), columns=["client", "share"]),
         "bars",
         x="share",
         y="client",
         format=".0%",
         reference=told[0].equal_share if told else None,
-        alt="; ".join(
-            f"{name}, {percent(share)}" for name, share in zip(names, values, strict=True)
-        ),
+        alt="; ".join(f"{name}, {percent(share)}" for name, share in bars.items()),
     )
 
 
@@ -181,7 +172,7 @@ def _clients(at: Round, told: Sequence[Explanation]) -> Table:
     if len(priority := at.record.get("priority") or ()) > 1:
         title += f", priority {' > '.join(priority)}"
     return Table(
-        _id(at, "audit"),
+        f"audit-{at.id}",
         title,
         frame.join(pandas.DataFrame(values)),
         " ".join(means for column, means in MEANINGS.items() if column in rows),

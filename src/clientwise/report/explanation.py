@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.reasons import Kept
 from ..errors import RunError
-from .about import in_words
+from .about import in_words, methods_of
 from .items import counted, percent
 
 if TYPE_CHECKING:
@@ -358,6 +358,11 @@ class Round:
         """What it is called."""
         return f"{self.method}, seed {self.seed}, round {self.round_num}"
 
+    @property
+    def id(self) -> str:
+        """What its tables and charts are called."""
+        return f"{self.method}-{self.seed}-{self.round_num}"
+
     def rows(self, frame: str) -> pandas.DataFrame:
         """Its rows of a frame."""
         rows = lane_rows(self.run, frame, self.method, self.seed)
@@ -376,13 +381,7 @@ class Round:
     @property
     def rule(self) -> str:
         """What turns weights into shares, in its order; empty for the mean."""
-        methods = self.run.config.get("methods")
-        tables = (
-            [one for one in methods if isinstance(one, Mapping)]
-            if isinstance(methods, list)
-            else []
-        )
-        table: Row = next((one for one in tables if one.get("name") == self.method), {})
+        table: Row = methods_of(self.run).get(self.method, {})
         before = table.get("before")
         steps = [in_words(step) for step in before] if isinstance(before, list) else []
         if self.about.has_rule:
@@ -394,26 +393,18 @@ def last_of_each(run: RunFolder, method: str, seed: int) -> list[Explanation]:
     """The explanation of every client in the last round in which its update arrived."""
     own = lane_rows(run, "weights", method, seed)
     last = own.groupby("client")["round"].max()
-    return [explain(run, method, seed, rounds, [client])[0] for client, rounds in last.items()]
+    rounds = {client: Round(run, method, seed, number) for client, number in last.items()}
+    return [explain(at, [client])[0] for client, at in rounds.items()]
 
 
-def explain(
-    run: RunFolder,
-    method: str,
-    seed: int,
-    round_num: int,
-    clients: Collection[int] | None = None,
-) -> list[Explanation]:
+def explain(at: Round, clients: Collection[int] | None = None) -> list[Explanation]:
     """The explanation of every client whose update arrived in a round, the largest weight first.
 
     Args:
-        run: the run.
-        method: the method.
-        seed: the seed.
-        round_num: the round.
+        at: the round.
         clients: only these.
     """
-    at = Round(run, method, seed, round_num)
+    run, seed, round_num = at.run, at.seed, at.round_num
     rows = _typed(at.participants())
     is_clipping = not at.about.has_rule and _shortens(rows)
     criteria, evidence = _criteria(at), _evidence(at)

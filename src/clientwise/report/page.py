@@ -19,11 +19,11 @@ from typing import Any
 from ..errors import ClientwiseError, NotBegunError, needing
 from ..record.files import is_locked
 from ..record.run import RunFolder
-from ..registry import listed
+from ..registry import listed, suggest
 from ..writing import make_folder, write_atomically
 from . import about, sections
 from .audit import last_audits
-from .charts import Format, converted, packed, pictures
+from .charts import Format, converted, figure, packed, pictures
 from .items import Chart, Item, Section, Table, counted
 from .results import Results, run_state
 from .verdict import headline
@@ -75,6 +75,15 @@ def report_sections(results: Results) -> dict[str, list[Item]]:
         return {}
     found = {title: list(make(results)) for title, make in SECTIONS.items()}
     return {title: items for title, items in found.items() if items}
+
+
+def figure_of(run: RunFolder, chart: str) -> dict[str, Any]:
+    """A chart of the report on a run as Vega-Lite, by its name."""
+    found = report_sections(Results([run])).values()
+    charts = {item.id: item for own in found for item in own if isinstance(item, Chart)}
+    if chart not in charts:
+        raise ClientwiseError(f"{run.id}: there is no chart {chart!r}{suggest(chart, charts)}")
+    return figure(charts[chart])
 
 
 def describe(results: Results) -> dict[str, Any]:

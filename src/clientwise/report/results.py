@@ -83,6 +83,11 @@ class Method:
         found = self.frame("rounds")
         return found.reindex(columns=[*found, *(name for name in OPTIONAL if name not in found)])
 
+    @property
+    def first_rounds(self) -> Frame:
+        """The rounds of its first seed: what cannot be shown for all seeds at once."""
+        return self.rounds[self.rounds["seed"] == self.seeds[0]]
+
     @cached_property
     def lanes(self) -> Frame:
         """By seed: the rounds that it has run, whether training stopped early, and the round its results stand for."""

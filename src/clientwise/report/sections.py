@@ -20,7 +20,6 @@ from .items import (
     Column,
     Item,
     Table,
-    Unit,
     counted,
     fixed,
     in_bytes,
@@ -178,9 +177,7 @@ def result_notes(results: Results) -> list[str]:
 
 def brief_notes(results: Results) -> list[str]:
     """What the terminal says, too: how many samples the values are about, and the marks of methods."""
-    sentences = [
-        _reporting_size(run.facts, results.unit) for run in results.runs if run.facts.report_samples
-    ]
+    sentences = [_reporting_size(run.facts) for run in results.runs if run.facts.report_samples]
     if any(len(one.clients) for one in results.methods):
         who = (
             f"over a tenth of the {evaluated_clients(results)}, rounded up, on their own test data"
@@ -194,16 +191,12 @@ def brief_notes(results: Results) -> list[str]:
     return list(dict.fromkeys(sentences))
 
 
-def _reporting_size(facts: Any, unit: Unit) -> str:
-    """On how many samples results are reported, and what one of them is worth."""
-    details = []
-    if facts.report_rarest is not None:
-        details.append(f"{facts.report_rarest:,} of the rarest class")
-    worth = 1 / facts.report_samples
-    if facts.is_share and facts.higher_is_better and worth >= NOTABLE:
-        details.append(f"one sample is worth about {unit.size(worth)} points")
+def _reporting_size(facts: Any) -> str:
+    """On how many samples results are reported."""
     said = f"Reported on {counted(facts.report_samples, 'sample')}"
-    return f"{said} ({'; '.join(details)})." if details else f"{said}."
+    if facts.report_rarest is None:
+        return f"{said}."
+    return f"{said} ({facts.report_rarest:,} of the rarest class)."
 
 
 def evaluated_clients(results: Results) -> str:
@@ -373,25 +366,24 @@ def _to_target(results: Results) -> Iterator[Column]:
 
 def reached_column(name: str, by_seed: Sequence[Series], text: Callable[[float], str]) -> Column:
     """How many seeds reached a target, and the median of when; those that did not are slowest."""
-    medians = [own.fillna(math.inf).median() for own in by_seed]
-    reached = [int(own.notna().sum()) for own in by_seed]
-    seeds = [len(own) for own in by_seed]
-    texts = [reached_text(*row, text) for row in zip(medians, reached, seeds, strict=True)]
-    missed = [count - own for count, own in zip(seeds, reached, strict=True)]
-    inner = {"reached": reached, "not reached": missed}
-    known = [own if math.isfinite(own) else math.nan for own in medians]
-    return Column(name, known, texts, inner)
+    medians = Series([own.fillna(math.inf).median() for own in by_seed])
+    counts = {
+        "reached": [int(own.notna().sum()) for own in by_seed],
+        "not reached": [int(own.isna().sum()) for own in by_seed],
+    }
+    texts = [reached_text(*row, text) for row in zip(medians, *counts.values(), strict=True)]
+    return Column(name, medians.replace(math.inf, math.nan), texts, counts)
 
 
-def reached_text(median: float, reached: int, seeds: int, text: Callable[[float], str]) -> str:
+def reached_text(median: float, reached: int, missed: int, text: Callable[[float], str]) -> str:
     """How many of the seeds reached a target, and the median.
 
-    >>> reached_text(4.0, 2, 3, str), reached_text(math.inf, 1, 2, str), reached_text(7.0, 1, 1, str)
+    >>> reached_text(4.0, 2, 1, str), reached_text(math.inf, 1, 1, str), reached_text(7.0, 1, 0, str)
     ('2/3: 4.0', '1/2: –', '7.0')
     """
     shown = text(median) if math.isfinite(median) else "–"
-    if seeds > 1:
-        return f"{reached}/{seeds}: {shown}"
+    if reached + missed > 1:
+        return f"{reached}/{reached + missed}: {shown}"
     return shown if reached else "not reached"
 
 
@@ -399,8 +391,7 @@ def targets(results: Results) -> Iterator[Item]:
     """P1's tables: the first round in which 10 ... 90% of the clients reach a target on their own test data."""
     facts, baseline = results.facts, results.baseline
     known = [one for one in results.methods if one.rounds["reached"].notna().any()]
-    wanted = facts.client_targets or [facts.target] * (facts.target is not None)
-    for target in wanted if known else ():
+    for target in facts.client_targets if known else ():
         reached = {one.label: until_clients_reach(one, target) for one in known}
         columns = [Column("method", [one.label for one in known])]
         for share in PERCENTAGES:
@@ -565,27 +556,28 @@ def weights(results: Results) -> Iterator[Item]:
         yield from lines(results, "hostile_influence", title, ".0%")
     grids = {}
     for one in results.methods:
-        own = one.of_first_seed("weights")
-        own = own[own["weight"].notna()]
+        own = one.of_first_seed("weights").dropna(subset=["weight"])
         if len(own) and one.about.control is None:
-            named = client_names(own) + own["hostile"].notna().map({True: " (hostile)", False: ""})
-            grids[one] = cells(own.assign(client=named, number=own["client"]), "client", "weight")
-    highest = max((float(grid["weight"].max()) for grid in grids.values()), default=1.0)
+            marks = own["hostile"].notna().map({True: " (hostile)", False: ""})
+            named = own.assign(name=client_names(own) + marks)
+            grids[one] = named.pivot_table("weight", ["client", "name"], "round").droplevel(0)
+    highest = max((float(grid.max(axis=None)) for grid in grids.values()), default=1.0)
     for one, grid in grids.items():
-        who = "every client" if grid["client"].nunique() < MOST_CELLS else "the first clients"
+        who = "every client" if len(grid) <= MOST_CELLS else f"{MOST_CELLS} clients"
         title = f"{one.label}: weight of {who}, seed {one.seeds[0]}"
-        yield _heat_map(f"weights-{one.label}", title, grid, ".2%", highest)
+        frame = cells(grid, "client", "weight")
+        yield heat_map(f"weights-{one.label}", title, frame, ".2%", highest)
 
 
-def cells(frame: Frame, rows: str, value: str) -> Frame:
-    """A heat map over the rounds: a row for each `rows`, in the order of their numbers; of many, the first ones."""
-    rounds = sorted(frame["round"].unique())
-    shown = frame["round"].isin(rounds[:: -(-len(rounds) // MOST_CELLS)])
-    kept = frame[shown & (frame["number"] < MOST_CELLS)]
-    return kept.sort_values(["number", "round"])[[rows, "round", value]]
+def cells(grid: Frame, rows: str, value: str) -> Frame:
+    """The first rows [rows, rounds] of a heat map as a tidy frame, of many rounds some at even distances."""
+    shown = grid.iloc[:MOST_CELLS, :: -(-grid.shape[1] // MOST_CELLS)]
+    tidy = shown.rename_axis(rows).reset_index().melt(rows, var_name="round", value_name=value)
+    return tidy.dropna().astype({"round": int})
 
 
-def _heat_map(id: str, title: str, frame: Frame, format: str, most: float) -> Chart:
+def heat_map(id: str, title: str, frame: Frame, format: str, most: float) -> Chart:
+    """A heat map whose colours end at 0 and `most`, and the rows that are highest."""
     rows, x, value = frame.columns
     highest = frame.groupby(rows)[value].mean().nlargest(3)
     alt = f"{title}. Highest on average: {', '.join(highest.index)}."
@@ -600,7 +592,7 @@ def _heat_map(id: str, title: str, frame: Frame, format: str, most: float) -> Ch
 def priority(results: Results) -> Iterator[Item]:
     """P2's loop: the order of priority over time, with its testing rounds."""
     for one in results.methods:
-        own = one.rounds[one.rounds["seed"] == one.seeds[0]].dropna(subset=["priority"])
+        own = one.first_rounds.dropna(subset=["priority"])
         if not own["testing_rounds"].any():
             continue
         orders = own["priority"].map(" > ".join)
@@ -633,20 +625,15 @@ def classes(results: Results) -> Iterator[Item]:
     }
     for column, words in titles.items():
         for one in results.methods:
-            own = one.rounds[one.rounds["seed"] == one.seeds[0]]
-            weights = own["loss_state"].astype(object).str.get("class_weights")
-            own = own.assign(class_weights=weights)
-            long = own[["round", column]].dropna().explode(column).dropna()
-            if long.empty:
+            own = one.first_rounds.set_index("round")
+            own["class_weights"] = own["loss_state"].astype(object).str.get("class_weights")
+            grid = Frame(own[column].dropna().to_dict(), dtype=float)  # [classes, rounds]
+            if grid.empty:
                 continue
-            long["number"] = long.groupby("round").cumcount()
-            names = class_names(one.run, int(long["number"].max()) + 1)
-            long["class"] = long["number"].map(dict(enumerate(names)))
-            long["value"] = long[column].astype(float)
+            frame = cells(grid.set_axis(class_names(one.run, len(grid))), "class", "value")
             title = f"{one.label}: {words}, seed {one.seeds[0]}"
-            highest = max(1.0, float(long["value"].max()))
-            frame = cells(long, "class", "value")
-            yield _heat_map(f"{column}-{one.label}", title, frame, ".2f", highest)
+            highest = max(1.0, float(frame["value"].max()))
+            yield heat_map(f"{column}-{one.label}", title, frame, ".2f", highest)
 
 
 def refusals(results: Results) -> Iterator[Item]:

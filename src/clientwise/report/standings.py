@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -28,7 +29,6 @@ from .statistics import Difference, holm, p_number, paired_difference
 PLACE = ["federation", "method", "column", "seed"]
 # What is known of a federation none of whose cells has begun
 UNKNOWN = SimpleNamespace(metric="accuracy", higher_is_better=True, is_share=True)
-OUTER_FENCE = 3  # interquartile ranges beyond the quartiles (Tukey, 1977)
 Values = NDArray[numpy.float64]
 
 
@@ -85,12 +85,32 @@ class Results:
         unfinished = [numpy.isnan(one.values).any((0, 2)).sum() for one in self.federations]
         return int(sum(unfinished))
 
-    def metrics(self) -> dict[str, list[Federation]]:
-        """The federations by what they measure."""
+    def by_metric(self) -> dict[str, Results]:
+        """The federations that share a metric, by what that is; the functions below compare such federations."""
         groups: dict[str, list[Federation]] = {}
         for one in self.federations:
             groups.setdefault(one.metric, []).append(one)
-        return groups
+        return {metric: replace(self, federations=tuple(own)) for metric, own in groups.items()}
+
+    @property
+    def unit(self) -> Unit:
+        """How the metric is written."""
+        return self.federations[0].unit
+
+    @cached_property
+    def goodness(self) -> Values:
+        """[methods, cells, seeds] of the metric, the higher the better."""
+        return numpy.concatenate([one.goodness for one in self.federations], 1)
+
+    @property
+    def complete(self) -> list[str]:
+        """The methods that have a result in all cells with all seeds."""
+        totals = self.goodness.sum((1, 2))  # NaN where a value is missing
+        return [str(method) for method in numpy.array(self.methods)[~numpy.isnan(totals)]]
+
+    def places(self, methods: Iterable[str]) -> list[int]:
+        """The rows of these methods in arrays."""
+        return [self.methods.index(method) for method in methods]
 
 
 def read_results(folder: Path) -> Results:
@@ -172,7 +192,7 @@ def false_alarms(run: RunFolder) -> Series:
     return lowered.any().groupby(level=["method", "seed"]).mean()
 
 
-def standings(results: Results, federations: Sequence[Federation]) -> Frame:
+def standings(results: Results) -> Frame:
     """All methods that have a result everywhere, the best worst cell first; a cell is a federation with a column.
 
     Columns:
@@ -185,11 +205,14 @@ def standings(results: Results, federations: Sequence[Federation]) -> Frame:
         regret, largest_regret: to the method that is told which clients are honest, over all cells and in the cell
             where it is largest; without such a method, they are absent.
     """
-    methods = complete_methods(results, federations)
-    places = [results.methods.index(method) for method in methods]
-    good = _cells(federations)[places]
-    sign = 1 if federations[0].higher_is_better else -1
+    methods, federations = results.complete, results.federations
+    places = results.places(methods)
+    good = results.goodness[places]
     by_cell = good.mean(2)
+    is_one = len(federations) == 1
+    cells = [(one.name, column) for one in federations for column in one.columns]
+    names = numpy.array([column if is_one else f"{name}: {column}" for name, column in cells])
+    sign = 1 if federations[0].higher_is_better else -1
     alarms = known_means(numpy.stack([one.false_alarms for one in federations], 1))
     success = known_means(numpy.concatenate([one.success for one in federations], 1))
     found = Frame(
@@ -198,12 +221,12 @@ def standings(results: Results, federations: Sequence[Federation]) -> Frame:
             "is_available": ~numpy.isin(methods, [*results.unavailable]),
             "mean": sign * by_cell.mean(1),
             "worst": sign * by_cell.min(1),
-            "worst_at": numpy.array(_cell_names(federations))[by_cell.argmin(1)],
+            "worst_at": names[by_cell.argmin(1)],
             "false_alarms": alarms[places],
             "success": success[places],
         }
     )
-    found["rank"] = found["method"].map(mean_ranks(results, federations))
+    found["rank"] = found["method"].map(mean_ranks(results))
     if results.oracle in methods:
         behind = good[methods.index(results.oracle)] - good
         largest = behind.mean(2).argmax(1)
@@ -214,15 +237,10 @@ def standings(results: Results, federations: Sequence[Federation]) -> Frame:
     return found.sort_values("worst", ascending=sign < 0, kind="stable", ignore_index=True)
 
 
-def by_mean(found: Frame, federation: Federation) -> Frame:
+def by_mean(found: Frame, results: Results) -> Frame:
     """Standings with the best mean first."""
-    return found.sort_values("mean", ascending=not federation.higher_is_better, kind="stable")
-
-
-def complete_methods(results: Results, federations: Sequence[Federation]) -> list[str]:
-    """The methods that have a result in all cells with all seeds."""
-    totals = _cells(federations).sum((1, 2))  # NaN where a value is missing
-    return [str(method) for method in numpy.array(results.methods)[~numpy.isnan(totals)]]
+    lowest_first = not results.federations[0].higher_is_better
+    return found.sort_values("mean", ascending=lowest_first, kind="stable")
 
 
 @dataclass(frozen=True)
@@ -235,49 +253,24 @@ class MeanDifference:
     worst: Difference  # of the worst cells of the federations, paired by federation
 
 
-def mean_differences(
-    results: Results,
-    federations: Sequence[Federation],
-    ours: str,
-    others: Sequence[str],
-) -> list[MeanDifference]:
-    """One method against others, with Holm's correction for their number.
-
-    Args:
-        results: the results that the methods are in.
-        federations: the federations to compare on; all methods must have a result in all cells.
-        ours: the method that is compared with all others.
-        others: the other methods.
-    """
-    good = _cells(federations)
+def mean_differences(results: Results, ours: str) -> list[MeanDifference]:
+    """One method against all others that have a result in all cells, with Holm's correction for their number."""
+    federations = results.federations
     by_federation = numpy.stack([one.goodness.mean((1, 2)) for one in federations], 1)
     worst = numpy.stack([one.goodness.mean(2).min(1) for one in federations], 1)
+    others = [method for method in results.complete if method != ours]
     found = []
-    for of_unit in (good.mean(1), by_federation, worst):  # [methods, seeds or federations]
-        own = of_unit[results.methods.index(ours)]
-        rows = [own - of_unit[results.methods.index(other)] for other in others]
-        found.append(holm([_difference(row) for row in rows]))
+    for values in (results.goodness.mean(1), by_federation, worst):  # by seed or federation
+        behind = values[results.methods.index(ours)] - values[results.places(others)]
+        found.append(holm([_difference(own) for own in behind]))
     return [MeanDifference(*row) for row in zip(others, *found, strict=True)]
 
 
-def mean_ranks(results: Results, federations: Sequence[Federation]) -> Series:
+def mean_ranks(results: Results) -> Series:
     """By available method, its rank by the mean over the columns and seeds of a federation, mean over federations."""
-    means = Frame({one.name: one.goodness.mean((1, 2)) for one in federations}, results.methods)
-    complete = complete_methods(results, federations)
-    usable = [method for method in complete if method not in results.unavailable]
-    return means.loc[usable].rank(ascending=False).mean(axis=1)
-
-
-def _cells(federations: Sequence[Federation]) -> Values:
-    """[methods, cells, seeds], the higher the better."""
-    return numpy.concatenate([one.goodness for one in federations], 1)
-
-
-def _cell_names(federations: Sequence[Federation]) -> list[str]:
-    """As `_cells` has them; with the federation's name where there are several."""
-    if len(federations) == 1:
-        return list(federations[0].columns)
-    return [f"{one.name}: {column}" for one in federations for column in one.columns]
+    means = {one.name: one.goodness.mean((1, 2)) for one in results.federations}
+    usable = [method for method in results.complete if method not in results.unavailable]
+    return Frame(means, results.methods).loc[usable].rank(ascending=False).mean(axis=1)
 
 
 def _difference(paired: Values) -> Difference:
@@ -316,18 +309,17 @@ def write_matrix(folder: Path, out: Path, figures: Sequence[Format] = ()) -> Pat
 def matrix_report(folder: Path) -> MatrixReport:
     """The report on a matrix."""
     results = read_results(folder)
-    groups = results.metrics()
+    groups = results.by_metric()
     sections = {
-        f"Standings: {metric}": list(_standings(results, metric, own))
-        for metric, own in groups.items()
+        f"Standings: {metric}": [*_standings(own, metric)] for metric, own in groups.items()
     }
-    sections |= {one.name: list(_federation(results, one)) for one in results.federations}
+    sections |= {one.name: [*_federation(results, one)] for one in results.federations}
     cells = counted(results.cells, "cell")
     lead = [f"Not finished: {results.missing} of {cells} are missing."] if results.missing else []
-    for warning, count in results.warnings.items():
-        lead.append(f"Warning in {count} of {cells}: {warning}.")
+    for warning, times in results.warnings.items():
+        lead.append(f"Warning in {times} of {cells}: {warning}.")
     for metric, own in groups.items():
-        lead += _verdict(results, metric if len(groups) > 1 else "", own)
+        lead += _verdict(own, f" ({metric})" if len(groups) > 1 else "")
     sizes = {
         "method": len(results.methods),
         "federation": len(results.federations),
@@ -341,19 +333,16 @@ def matrix_report(folder: Path) -> MatrixReport:
 # In words -----------------------------------------------------------------------------------------
 
 
-def _verdict(results: Results, metric: str, federations: Sequence[Federation]) -> Iterator[str]:
+def _verdict(results: Results, where: str) -> Iterator[str]:
     """The best worst cell, the best mean and the best mean rank of the available methods."""
-    found = standings(results, federations)
+    found = standings(results)
     usable = found[found["is_available"]]
     if len(usable) < 2:
         return
-    where = f" ({metric})" if metric else ""
-    unit = federations[0].unit
+    unit = results.unit
     best, second, *_ = usable.itertuples()
-    worst = []
-    for one in (best, second):
-        cells = _cells(federations)[results.methods.index(one.method)]
-        worst.append(cells[cells.mean(1).argmin()])  # the worst by the mean over the seeds
+    good = results.goodness[results.places([best.method, second.method])]
+    worst = good[[0, 1], good.mean(2).argmin(1)]  # each is the worst by the mean over the seeds
     difference = _difference(worst[0] - worst[1])
     sure = "With one seed, no confidence interval can be given."
     if difference.corrected_margin is not None:
@@ -365,17 +354,16 @@ def _verdict(results: Results, metric: str, federations: Sequence[Federation]) -
         f"Best worst cell{where}: {best.method} with {unit.text(best.worst)} ({best.worst_at}); next {second.method} "
         f"with {unit.text(second.worst)} ({second.worst_at}). {sure}"
     )
-    yield f"Best mean over cells{where}: {_lead_in_mean(results, federations, usable)}"
-    if len(federations) > 1:  # the rank on one federation is the order by its mean
+    yield f"Best mean over cells{where}: {_lead_in_mean(results, usable)}"
+    if len(results.federations) > 1:  # the rank on one federation is the order by its mean
         ranks = usable.set_index("method")["rank"]
         yield f"Best mean rank{where}: {ranks.idxmin()} with {ranks.min():.1f} among {len(ranks)}."
 
 
-def _lead_in_mean(results: Results, federations: Sequence[Federation], usable: Frame) -> str:
-    best, second, *_ = by_mean(usable, federations[0]).itertuples()
-    others = [method for method in complete_methods(results, federations) if method != best.method]
-    found = mean_differences(results, federations, best.method, others)[others.index(second.method)]
-    unit = federations[0].unit
+def _lead_in_mean(results: Results, usable: Frame) -> str:
+    best, second, *_ = by_mean(usable, results).itertuples()
+    leads = {one.method: one for one in mean_differences(results, best.method)}
+    found, unit = leads[second.method], results.unit
     text = f"{best.method} with {unit.text(best.mean)}; next {second.method} with {unit.text(second.mean)}."
     for pairs, difference in (("seeds", found.over_seeds), ("federations", found.over_federations)):
         if difference.corrected_margin is not None:
@@ -394,10 +382,9 @@ def interval(difference: Difference, unit: Unit) -> str:
 # Tables -------------------------------------------------------------------------------------------
 
 
-def _standings(results: Results, metric: str, federations: Sequence[Federation]) -> Iterator[Item]:
+def _standings(results: Results, metric: str) -> Iterator[Item]:
     """All methods on the federations that share a metric, and against the one with the best mean."""
-    found = standings(results, federations)
-    unit = federations[0].unit
+    found, unit = standings(results), results.unit
     columns = [
         _method_column(results, found["method"]),
         Column(f"mean {metric}", found["mean"], unit.text),
@@ -410,11 +397,11 @@ def _standings(results: Results, metric: str, federations: Sequence[Federation])
             columns.append(difference_column(name.replace("_", " "), found[name], unit.signed))
     columns.append(Column("false alarms", found["false_alarms"], percent))
     columns.append(Column("backdoor success", found["success"], percent))
-    title = f"All methods on {counted(len(federations), 'federation')}"
-    yield table(f"standings-{metric}", title, columns, _standings_note(results, federations, found))
-    usable = by_mean(found[found["is_available"]], federations[0])
+    title = f"All methods on {counted(len(results.federations), 'federation')}"
+    yield table(f"standings-{metric}", title, columns, _standings_note(results, found))
+    usable = by_mean(found[found["is_available"]], results)
     if len(usable) and len(found) > 1:
-        yield _differences_table(results, metric, federations, usable["method"].iloc[0])
+        yield _differences_table(results, metric, usable["method"].iloc[0])
 
 
 def _method_column(results: Results, methods: Iterable[str]) -> Column:
@@ -433,20 +420,19 @@ def _footnotes(results: Results, methods: Iterable[str]) -> list[str]:
     return marks_in_words(bool(shown & results.unavailable), bool(shown & results.on_server))
 
 
-def _standings_note(results: Results, federations: Sequence[Federation], found: Frame) -> str:
+def _standings_note(results: Results, found: Frame) -> str:
     seeds = counted(results.seeds, "seed")
-    cells = "all cells"
-    if len(federations) < len(results.federations):
-        cells = f"the cells of {', '.join(one.name for one in federations)}"
+    names = ", ".join(one.name for one in results.federations)
     sentences = [
-        f"A cell is a federation with a column. Mean and worst cell are over {cells}, each the mean of {seeds}.",
+        f"A cell is a federation with a column. Mean and worst cell are over the cells of {names}, each the mean of "
+        f"{seeds}.",
         "Mean rank: the available methods are ranked on every federation by their mean over its columns.",
         *_footnotes(results, found["method"]),
     ]
     if results.oracle:
         sentences.append(
             f"Regret: how far a method is behind “{results.oracle}”, which is told which clients are "
-            f"honest{federations[0].unit.in_points}: mean over the cells, and in the cell where "
+            f"honest{results.unit.in_points}: mean over the cells, and in the cell where "
             f"it is largest, with the 95% confidence interval over {seeds}."
         )
     if found["false_alarms"].notna().any():
@@ -460,18 +446,14 @@ def _standings_note(results: Results, federations: Sequence[Federation], found: 
     return " ".join(sentences)
 
 
-def _differences_table(
-    results: Results, metric: str, federations: Sequence[Federation], best: str
-) -> Table:
+def _differences_table(results: Results, metric: str, best: str) -> Table:
     """All methods against the available method with the best mean."""
-    unit = federations[0].unit
-    others = [method for method in complete_methods(results, federations) if method != best]
-    found = mean_differences(results, federations, best, others)
-    found.sort(key=lambda one: one.over_seeds.mean)
+    unit = results.unit
+    found = sorted(mean_differences(results, best), key=lambda one: one.over_seeds.mean)
     names = [one.method for one in found]
     columns = [_method_column(results, names)]
     kinds = {"seed": [one.over_seeds for one in found]}
-    if len(federations) > 1:
+    if len(results.federations) > 1:
         kinds["federation"] = [one.over_federations for one in found]
     for noun, own in kinds.items():
         name = f"over {counted(own[0].pairs, noun)}"
@@ -481,7 +463,7 @@ def _differences_table(
     sentences = [
         f"Lead of {best}, the available method with the best mean over cells, over the method of the "
         f"row{unit.in_points}; above zero, {best} is better. 95% confidence intervals and p "
-        f"are corrected for {counted(len(others), 'comparison')} (Holm). {best} was chosen by these "
+        f"are corrected for {counted(len(found), 'comparison')} (Holm). {best} was chosen by these "
         "same results, so its lead is optimistic. The interval over seeds says what other seeds would give on these "
         "federations; one over federations what others would give, if these are a random choice of them.",
         *_footnotes(results, names),
@@ -492,15 +474,14 @@ def _differences_table(
 
 def _federation(results: Results, one: Federation) -> Iterator[Item]:
     """All methods in the columns of one federation: those with a result in every column."""
-    worst = one.goodness.mean(2).min(1)
-    order = sorted(numpy.flatnonzero(~numpy.isnan(worst)).tolist(), key=lambda index: -worst[index])
-    if not order:
+    methods = list(standings(replace(results, federations=(one,)))["method"])
+    if not methods:
         return
-    methods = [results.methods[index] for index in order]
+    places = results.places(methods)
     named = _method_column(results, methods)
-    means, rates = one.values.mean(2)[order], one.success.mean(2)[order]
+    means = Frame(one.values.mean(2)[places], columns=one.columns)
     better = "" if one.higher_is_better else " (lower is better)"
-    frame = Frame(means, columns=one.columns).assign(method=named.text)
+    frame = means.assign(method=named.text)
     yield Chart(
         f"{one.name}-heat",
         f"{one.name}: {one.metric}{better}, the best worst cell on top",
@@ -510,30 +491,11 @@ def _federation(results: Results, one: Federation) -> Iterator[Item]:
         y="method",
         colour=one.metric,
         format=one.unit.axis,
-        limits=(0.0, 1.0) if one.is_share else without_outliers(means),
-        alt=f"{one.metric} of {len(order)} methods in {len(one.columns)} columns on {one.name}.",
+        limits=(0.0, 1.0) if one.is_share else None,
+        alt=f"{one.metric} of {len(methods)} methods in {len(one.columns)} columns on {one.name}.",
     )
-    columns = [named]
-    for name, own in zip(one.columns, means.T, strict=True):
-        columns.append(Column(name, own, one.unit.text))
-    columns.append(Column("false alarms", one.false_alarms[order], percent))
+    columns = [named, *(Column(name, means[name], one.unit.text) for name in means)]
+    columns.append(Column("false alarms", one.false_alarms[places], percent))
     note = f"{one.metric}, mean of {counted(results.seeds, 'seed')}; the best worst cell first."
     notes = " ".join([note, *_footnotes(results, methods)])
     yield table(f"{one.name}-values", f"{one.name}: {one.metric}", columns, notes)
-    if not numpy.isnan(rates).all():
-        doors = [Column(name, own, percent) for name, own in zip(one.columns, rates.T, strict=True)]
-        note = "How often samples with the trigger get the attacker's label; accuracy does not show it."
-        title = f"{one.name}: backdoor success rate"
-        yield table(f"{one.name}-backdoors", title, [named, *doors], note)
-
-
-def without_outliers(grid: Values) -> tuple[float, float]:
-    """The least and the largest value within Tukey's outer fences, so that a diverged method takes no colours.
-
-    >>> without_outliers(numpy.array([[8.0, 9.0, 10.0], [9.0, 11.0, 1e9]]))
-    (8.0, 16.0)
-    """
-    values = grid[numpy.isfinite(grid)]
-    first, third = numpy.quantile(values, [0.25, 0.75])
-    reach = OUTER_FENCE * (third - first)
-    return float(max(values.min(), first - reach)), float(min(values.max(), third + reach))

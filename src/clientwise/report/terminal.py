@@ -95,13 +95,11 @@ def run_items(run: RunFolder) -> Iterator[Item]:
             spent = f"ε = {row['ε so far']:.3f} at δ = {row['δ']} after all rounds so far"
             yield f"{row['method']}: {spent} ({row['neighbours']}; noise: {row['noise']})."
     for one in results.methods:
-        every = counted(len(one.rounds), "round")
-        for name, times in one.rounds["no_effect"].explode().value_counts().items():
-            yield f"{one.label}: {name} was constant across clients in {times} of {every} and had no effect there."
-        for note, times in Counter(one.notes).items():
-            yield f"{one.label}: {note} ({counted(times, 'round')})"
-        for reason, times in one.refusals["reason"].value_counts().items():
-            yield f"{one.label}: {counted(times, 'update')} refused: {reason}"
+        told = [*one.notes, *("refused: " + one.refusals["reason"])]
+        constant = one.rounds["no_effect"].dropna().explode().dropna()
+        told += [f"{name} was constant across clients and had no effect" for name in constant]
+        for text, times in Counter(told).items():
+            yield f"{one.label}: {text} ({counted(times, 'time')})"
     if not run.finished:
         yield "This run is not finished."
 

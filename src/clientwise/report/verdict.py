@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from pandas import DataFrame as Frame
 from pandas import Series
 
 from ..core.reasons import Kept, likely_cause
@@ -51,8 +52,8 @@ def headline(results: Results) -> list[str]:
 
 def _different_runs(results: Results) -> Iterator[str]:
     """What limits a comparison of several runs."""
-    data = [run.facts.data for run in results.runs]
-    if any(data[0][seed] != own[seed] for own in data[1:] for seed in data[0].keys() & own.keys()):
+    prints = Frame([run.facts.data for run in results.runs])  # [runs, seeds]
+    if (prints.nunique() > 1).any():
         yield "These runs are not on the same data, which may explain their differences."
     reported = sorted({run.facts.reported_on for run in results.runs})
     if len(reported) > 1:
