@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from .data.division import Division
+from .data.division import Division, hand_out
 from .data.federated import FederatedData, Samples
 from .data.own import OwnData, read_own
 from .errors import ClientwiseError, ConfigError, MissingPackageError, needing, shortened
@@ -423,14 +423,14 @@ def _data(own: OwnData, experiment: Experiment) -> tuple[FederatedData | Samples
     """The data as the run takes them, and what is set apart."""
     server = experiment.server_set
     report = server.fraction * (server.report_fraction if server.source == "held_out" else 1.0)
-    first = experiment.seeds[0]
-    divided = own.divide(
-        first,
-        test_fraction=experiment.evaluation.test_fraction,
-        weigh_fraction=server.fraction - report,
-        report_fraction=report,
-    )
-    data = own.federate(divided, first) if own.is_split else own.samples
+    fractions = {
+        "test_fraction": experiment.evaluation.test_fraction,
+        "weigh_fraction": server.fraction - report,
+        "report_fraction": report,
+    }
+    seeds = experiment.seeds[:1] if own.is_split else experiment.seeds
+    divided, *_ = [own.divide(seed, **fractions) for seed in seeds]  # refuses clients that vanish
+    data = hand_out(own.samples, divided, seeds[0]) if own.is_split else own.samples
     return data, _set_apart(own, divided, experiment)
 
 
