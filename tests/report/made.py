@@ -131,7 +131,6 @@ class Made:
             "models_moved",
             "participants",
             "seconds",
-            "evaluations",
             "testing_rounds",
         ]
         frame = pandas.DataFrame(rows, columns=[*SHARED, *columns])

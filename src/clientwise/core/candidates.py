@@ -115,9 +115,8 @@ def stepped(
         more["rule_state"] = state.kept("rule")
     else:
         models, step_state = take_server_step(cohort, aggregate, posterior)
-    return Candidate(
-        priority, scores, prior, weights, models[0], step_state, models, posterior, **more
-    )
+    more |= {"model": models[0], "stepped": models, "step_state": step_state}
+    return Candidate(priority, scores, prior, weights, posterior, **more)
 
 
 def with_old_model(chosen: Candidate, cohort: Cohort) -> Candidate:
