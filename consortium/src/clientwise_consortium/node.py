@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from clientwise.experiment.load import load_experiment
@@ -32,7 +33,7 @@ from .keys import (
     private_key,
     read_signed,
 )
-from .ledger import Ledger
+from .ledger import Ledger, is_state
 from .mailbox import answer_tasks, be_task, from_bytes, to_bytes
 from .masked import Scoring, criteria_of, fixed_bytes
 from .masks import Masker
@@ -81,6 +82,8 @@ class Node:
         self._read = read
         self._experiment = load_experiment(read.for_library())
         self._ledger = Ledger(settings.state / "ledger.db")
+        self._last = settings.state / "ledger.last"
+        _refuse_set_back(self._ledger, self._last)
         _refuse_beyond_house(settings, self._approval, self._ledger)
         begin(self._ledger, self._approval)
         self._gate = SiteGate(self._experiment, self._approval, self._ledger)
@@ -110,8 +113,10 @@ class Node:
 
     def _obeyed(self, purpose: str, content: bytes) -> bytes:
         """The content of a reply: facts and bytes, or why there are none."""
+        told: dict[str, Any] = {}
         try:
             asked, rest = split(content)
+            told = self._compared(asked.get("ledger"))
             if not HEAD.fullmatch(str(asked.get("head"))):
                 raise Refused("an instruction has the head of the record")
             self._gate.note_head(asked["head"])
@@ -121,7 +126,17 @@ class Node:
         except Exception as error:
             facts, result = {"refused": self._why(purpose, error)}, b""
         self._write_summary()
-        return join({**facts, "ledger": self._ledger.length}, result)
+        state = self._ledger.state()
+        write_atomically(self._last, encode(state), 0o600)
+        return join({**facts, **told, "ledger": state}, result)
+
+    def _compared(self, known: object) -> dict[str, Any]:
+        """What a reply says of the ledger, where it was set back since the coordinator knows it."""
+        if not is_state(known) or self._ledger.has(*known):
+            return {}
+        log.warning("the ledger was set back: it has no longer the %d events that it had", known[0])
+        self._ledger.note("went back", self._approval.id, known[0])
+        return {"went_back": True}
 
     def _why(self, purpose: str, error: Exception) -> str:
         """What the coordinator is told of an error: only a refusal's text tells nothing of the rows."""
@@ -255,6 +270,15 @@ def _approved(settings: NodeSettings) -> Approval:
     if digest(settings.lock.read_bytes()) != approval.lock:
         raise UntrustedError(f"{settings.lock}: other code than was approved")
     return approval
+
+
+def _refuse_set_back(ledger: Ledger, last: Path) -> None:
+    """Refuse to begin with a ledger that has not what it had at the last reply."""
+    if last.exists() and not ledger.has(*json.loads(last.read_bytes())):
+        raise UntrustedError(
+            "this site's ledger was set back: what left the site since then is not in it. If it was restored and the "
+            f"other members know it, remove {last}"
+        )
 
 
 def _refuse_beyond_house(settings: NodeSettings, approval: Approval, ledger: Ledger) -> None:

@@ -213,7 +213,7 @@ def doubts(
     if not len(data.train.indices):  # the server of a deployment
         return found
     if lacking := uncovered(data, data.weigh):
-        found.append(lacking.in_words(data))
+        found.append(lacking)
     found += _about_equal_rows(data)
     found += _about_targets(data)
     found += _about_network(data, executor)

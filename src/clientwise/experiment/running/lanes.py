@@ -25,6 +25,7 @@ from ...engine.scheduler import Scheduler
 from ...record.store import Store
 from ..build.engine import build_plan
 from ..config.schema import Experiment
+from ..trackers import Progress
 
 SHORT = 0.5  # seconds; in longer rounds the time for writing is negligible
 PREFIX = "lane."  # of the names in a checkpoint, beside those of the engine
@@ -131,7 +132,8 @@ def numbers_of(values: Mapping[str, Any], metric: str) -> dict[str, float]:
     }
 
 
-OnRecord = Callable[["Lane", RoundRecord, Mapping[str, float]], None]
+Track = Callable[["Lane", RoundRecord, Mapping[str, float]], Progress]
+OnRound = Callable[[Progress], None]
 
 
 class Lane:
@@ -145,7 +147,8 @@ class Lane:
         engine: Engine,
         hostile: Mapping[int, Hostile],
         seed: int,
-        on_round: OnRecord,
+        track: Track,
+        on_round: OnRound,
     ) -> None:
         self.method = method
         self.engine = engine
@@ -154,6 +157,7 @@ class Lane:
         self._experiment = experiment
         self._store = store
         self._hostile = hostile
+        self._track = track
         self._on_round = on_round
         self._lane = store.open_lane(method.name, seed)
         self._keeps_best = experiment.keep == "best" and method.control != "alone"
@@ -262,10 +266,12 @@ class Lane:
         )
         self.state = done
         # Before the checkpoint: then a killed run leaves no gap in the trackers' curves
-        self._on_round(self, record, numbers_of(values, problem.metric))
+        progress = self._track(self, record, numbers_of(values, problem.metric))
         waited = time.monotonic() - self._saved_at
         if self.is_secret or waited >= self._experiment.checkpoint_seconds:
             self._save()
+        # After it: with checkpoint_seconds = 0, no round that was told of is run again
+        self._on_round(progress)
 
     def _save(self) -> None:
         state = self.state

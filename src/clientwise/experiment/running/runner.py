@@ -33,7 +33,7 @@ from ..checks.describe import count_steps, doubts
 from ..config.schema import Experiment
 from ..trackers import Progress, Trackers
 from .about import about_method, about_model, about_run, reports_on_clients
-from .lanes import Lane, run_lanes
+from .lanes import Lane, OnRound, run_lanes
 from .origin import (
     compare_origin,
     machine_facts,
@@ -59,7 +59,6 @@ log = logging.getLogger("clientwise")
 Connect = Callable[[EmbeddedEngine, int], Engine]
 # A context, since what reaches the clients may have to be started.
 EngineFactory = AbstractContextManager[Connect]
-OnRound = Callable[[Progress], None]
 Pair = tuple[int, Method]  # a seed and a method: a lane that is to be run
 Built = Mapping[int, tuple[FederatedData, dict[int, Hostile]]]  # by seed
 
@@ -129,8 +128,8 @@ def run(
                 changes = [*(f"{name} joined" for name in joined), *changes]
             record_origin(store, experiment, origin, changes)
             stack.callback(trackers.close)
-            hooks: list[OnRound] = [trackers] if on_round is None else [trackers, on_round]
-            session = _Session(experiment, store, built, connect, hooks)
+            tell = on_round or (lambda progress: None)
+            session = _Session(experiment, store, built, connect, trackers, tell)
             steps = count_steps(experiment, federated.values())
             for remark in [*session.begin(data, steps), *resumed]:
                 on_warning(remark)
@@ -204,12 +203,14 @@ class _Session:
         store: Store,
         built: Built,
         connect: Connect | None,
-        hooks: Sequence[OnRound],
+        trackers: Trackers,
+        on_round: OnRound,
     ) -> None:
         self._experiment = experiment
         self._store = store
         self._connect = connect
-        self._hooks = hooks
+        self._trackers = trackers
+        self._on_round = on_round
         self._methods = experiment.build_methods()
         self._pairs = [(seed, method) for seed in experiment.seeds for method in self._methods]
         device = pick_device(experiment.device)
@@ -346,7 +347,8 @@ class _Session:
             engine,
             own.hostile,
             seed,
-            self._tell,
+            self._track,
+            self._on_round,
         )
         done = lane.state.server.round_num
         self._done += done
@@ -354,7 +356,8 @@ class _Session:
             self._total -= lane.rounds - done
         return lane
 
-    def _tell(self, lane: Lane, record: RoundRecord, values: Mapping[str, float]) -> None:
+    def _track(self, lane: Lane, record: RoundRecord, values: Mapping[str, float]) -> Progress:
+        """Count a round and tell the trackers of it."""
         self._done += 1
         if lane.is_done:  # perhaps early, by its loss or its privacy budget
             self._total -= lane.rounds - record.round_num
@@ -370,5 +373,5 @@ class _Session:
             folder=self._store.folder,
             values=values,
         )
-        for hook in self._hooks:
-            hook(step)
+        self._trackers(step)
+        return step
