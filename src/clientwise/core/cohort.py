@@ -238,12 +238,12 @@ class Cohort:
         if self._moved is None:
             assert isinstance(self._held, Stack)
             self._moved = self._held.updates(self.state.model)
-            if not self._averages_models:
+            if not self.averages_models:
                 self._held = Stack()  # they are as large as the updates
         return self._moved
 
     @property
-    def _averages_models(self) -> bool:
+    def averages_models(self) -> bool:
         """Whether the aggregate is a mean of models, not of updates; see `candidates.apply_rule`."""
         method = self.method
         return not (method.before or method.rule or self.pairs)

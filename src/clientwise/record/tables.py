@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from .database import Quotient
-
 if TYPE_CHECKING:  # reading a run needs no PyTorch
     from torch import Tensor
 
@@ -130,13 +128,13 @@ FRAMES: dict[str, dict[str, Get]] = {
     "weights": {  # a row for each accepted update
         "client": lambda r: numpy.array(r.record.client_ids, numpy.int64),
         "score": attrgetter("record.scores"),
-        "prior": lambda r: Quotient(r.record.prior, of=("score",)),
+        "prior": attrgetter("record.prior"),
         "z": attrgetter("record.evidence.z"),
         "harm": attrgetter("record.evidence.harm"),
         "harm_error": attrgetter("record.evidence.harm_error"),
         "posterior": lambda r: r.record.posterior and r.record.posterior.weights,
-        "weight": lambda r: Quotient(r.record.weights, of=("posterior", "prior")),
-        "influence": lambda r: Quotient(r.influence, of=("weight",)),
+        "weight": attrgetter("record.weights"),
+        "influence": attrgetter("influence"),
         "history_z": attrgetter("record.evidence.look_back.z"),
         "copies": attrgetter("record.evidence.look_back.copies"),
         **_same("training_loss", "seconds"),
@@ -171,7 +169,7 @@ def _criteria(record: RoundRecord) -> dict[str, Any]:
     columns: dict[str, Any] = {"client": numpy.array(record.client_ids, numpy.int64)}
     for index, name in enumerate(record.criteria):
         columns[f"{RAW}{name}"] = record.raw[:, index]
-        columns[f"{NORMALISED}{name}"] = Quotient(record.normalised[:, index], of=(f"{RAW}{name}",))
+        columns[f"{NORMALISED}{name}"] = record.normalised[:, index]
     return columns
 
 
