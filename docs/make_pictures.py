@@ -23,12 +23,6 @@ from clientwise.report.sections import metric_chart, result_table
 from clientwise.report.terminal import print_items
 
 DOCS = Path(__file__).parent
-AUDITED = [
-    "rounds=20",
-    "partition.concentration=1.0",
-    "federation.fraction=1.0",
-    'hostile=[{clients=2, attack="wrong_labels"}, {clients=2, attack="sign_flip"}]',
-]
 
 
 def main() -> None:
@@ -41,8 +35,6 @@ def main() -> None:
     results = Results([recorded])
     draw(metric_chart(results), DOCS / "demo.png")
     make_screenshots.main(run.folder)
-    audited = cw.load(str(files("clientwise") / "demo.toml"), AUDITED, {"methods": ["Recommended"]})
-    make_screenshots.audit(cw.run(audited, new_folder("audit")).folder)
     print_items(console, [result_table(results)])
     console.print(f"on {platform.machine()}, Python {platform.python_version()}")
 

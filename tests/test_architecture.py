@@ -34,7 +34,7 @@ BELOW = {  # package or module: what it may import of clientwise, beside itself
     "prediction": "errors limits writing core data models engine record experiment",
     "results": "registry errors writing models record experiment report prediction",
     "fitting": "registry errors data models record experiment report results hosts",
-    "testing": "core data attacks",
+    "testing": "core data attacks engine",
 }
 TOP = {"api", "parts", "cli", "__init__", "__main__"}  # may import everything; nothing imports cli
 LIBRARIES = {  # package or module: the third-party libraries it may import

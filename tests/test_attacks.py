@@ -105,7 +105,6 @@ def attacked(config: dict[str, Any], attack: Any, **options: Any) -> dict[str, A
     [
         ("alie", "ALittleIsEnough", 1.5),
         ("inner_product", "InnerProductManipulation", 2.0),
-        ("mimic", "Mimic", 3),
     ],
 )
 def test_who_sees_the_honest_updates_sends_what_byzfl_sends(

@@ -372,13 +372,11 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
     known = [*Experiment.model_fields, *Training.model_fields, "method", "presets"]
     issues = []
     for key in options.keys() - set(known):
-        message = f"unknown keyword{suggest(key, known)}"
+        message = f"unknown keyword{suggest(ALIASES.get(key, key), known)}"
         for name, table in TABLES.items():
             if key in table.model_fields:
                 message = f"is a key of {name}: pass {name}={{{key!r}: ...}}"
-        if key in ALIASES:
-            message = f"unknown keyword; did you mean {ALIASES[key]!r}?"
-        elif part := part_with(key):
+        if part := part_with(key):
             kind, name = part
             message = f"is an option of the {kind}: pass {kind}={{'name': {name!r}, {key!r}: ...}}"
         elif key in signature(fit).parameters:
@@ -430,13 +428,10 @@ def _data(own: OwnData, experiment: Experiment) -> tuple[FederatedData | Samples
         "weigh_fraction": server.fraction - report,
         "report_fraction": report,
     }
-    if own.is_split:
-        first = experiment.seeds[0]
-        divided = own.divide(first, **fractions)
-        return hand_out(own.samples, divided, first), _set_apart(own, divided, experiment)
-    for seed in reversed(experiment.seeds):
-        divided = own.divide(seed, **fractions)
-    return own.samples, _set_apart(own, divided, experiment)
+    seeds = experiment.seeds[:1] if own.is_split else experiment.seeds
+    divided, *_ = [own.divide(seed, **fractions) for seed in seeds]  # refuses clients that vanish
+    data = hand_out(own.samples, divided, seeds[0]) if own.is_split else own.samples
+    return data, _set_apart(own, divided, experiment)
 
 
 def _set_apart(own: OwnData, divided: Division, experiment: Experiment) -> str:

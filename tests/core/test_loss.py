@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from clientwise.core.objective.loss import (
     CrossEntropy,
     FocalLoss,
     HuberLoss,
+    LossRecord,
     RobustLoss,
     make_loss,
     robust_loss,
@@ -148,3 +150,17 @@ def test_balanced_class_weights_are_inverse_frequencies() -> None:
     assert loss.class_weights == pytest.approx((100 / 240, 100 / 120, 100 / 40, 1.0))
     with pytest.raises(ValueError, match="label counts"):
         make_loss("focal", {"class_weights": "balanced"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("cross", {}),
+        ("cross_entropy", {"class_weights": 5}),
+        ("cross_entropy", {"missing": [0]}),  # of the server's own computations alone
+        ("mse", {"class_weights": [1.0]}),
+    ],
+)
+def test_a_written_loss_that_nobody_wrote_is_refused(kind: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="loss"):
+        LossRecord(kind, options).loss()

@@ -6,7 +6,6 @@ import itertools
 import re
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +15,6 @@ import clientwise as cw
 from clientwise.core.weights.scores import (
     SCORES,
     Choquet,
-    Disco,
     Mean,
     Owa,
     Prioritized,
@@ -34,7 +32,6 @@ ALICE, BOB = (
 
 CAPACITY = {"a": 0.2, "b": 0.3, "c": 0.1, "a+b": 0.9, "a+c": 0.4, "b+c": 0.5, "a+b+c": 1.0}
 EVERY_SCORE: list[Score] = [
-    Disco(size="a", closeness="b"),
     Prioritized(),
     Prioritized(("c", "a", "b")),
     Mean(),
@@ -116,19 +113,6 @@ def test_owa_weighs_places_not_criteria() -> None:
     assert score_of(Owa([0.5, 0.3, 0.2]), ALICE) == pytest.approx([0.45 + 0.12 + 0.04])
     assert score_of(Owa(quantifier="any"), ALICE, BOB) == pytest.approx([0.9, 0.8])
     assert score_of(Owa(quantifier="all"), ALICE, BOB) == pytest.approx([0.2, 0.1])
-
-
-def test_disco_is_the_papers_formula() -> None:
-    sizes, discrepancy = np.array([60.0, 30.0, 10.0]), np.array([0.9, 0.2, 0.6])
-    expected = np.maximum(0, sizes / 100 - 0.5 * discrepancy + 0.1)
-    values = torch.tensor(np.stack([1 - discrepancy, sizes], 1))
-    found = Disco(a=0.5, b=0.1)(["label_closeness", "dataset_size"], values)
-    assert found.tolist() == pytest.approx(expected.tolist())
-    assert found[2] == 0  # 0.1 − 0.3 + 0.1: left out
-    with pytest.raises(
-        ValueError, match="reads 'label_closeness', which is not among the criteria"
-    ):
-        Disco().check(["dataset_size"])
 
 
 def test_choquet_by_hand() -> None:

@@ -52,6 +52,10 @@ CONFIG: dict[str, Any] = {
 }
 
 
+def above_the_mean(dataset_size: torch.Tensor) -> torch.Tensor:
+    return (dataset_size > dataset_size.mean()).double()
+
+
 def config(method: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     return merge(CONFIG, changes) | {"methods": [method or PRIVATE]}
 
@@ -84,8 +88,8 @@ TWO = ["dataset_size", "class_balance"]
         (config(changed(rule="median")), "rule: makes what one client"),
         (config(changed(before=["clip"])), "before: makes what one client"),
         (
-            config(changed(criteria=["dataset_size", "label_closeness"], score="disco")),
-            "score: disco makes what one client",
+            config(changed(score=above_the_mean)),
+            "score: above_the_mean makes what one client",
         ),
         (
             config(changed(criteria=TWO, normalise=PUBLIC, adjust="best_order")),

@@ -62,7 +62,7 @@ def bytes_of(method: Method, spec: ModelSpec, clients: int) -> int:
 # A method of every kind: sums, kept models, copies of updates, pairs, evidence
 FEW = [
     "FedAvg",
-    "FedDisco",
+    "sorting score",
     "Krum",
     "DnC",
     "FoolsGold",
@@ -103,7 +103,10 @@ def test_folded_models_take_a_sum_for_every_term_and_no_more() -> None:
 
 
 def test_scores_that_cannot_be_folded_keep_models() -> None:
-    assert foretold("FedDisco") == STACKED_COPIES * FLOAT_BYTES * CLIENTS * SPEC.size
+    assert (
+        foretold(method_memory.OTHERS["sorting score"] | {"name": "sorting"})
+        == STACKED_COPIES * FLOAT_BYTES * CLIENTS * SPEC.size
+    )
 
 
 def test_only_a_part_that_declares_pairs_takes_the_square_of_the_clients() -> None:

@@ -59,12 +59,13 @@ def test_frames_have_what_happened(recorded: tuple[cw.Run, Any]) -> None:
         assert refused["client"].tolist() == [one.client_id for one in record.refusals] == [1]
         assert refused["weight"].isna().all()
         known = {"score": record.scores, "prior": record.prior, "weight": record.weights}
-        known |= {"z": record.z, "posterior": record.posterior, "harm": record.harm}
+        known |= {"z": record.evidence.z, "harm": record.evidence.harm}
         known |= {
             "influence": record.weights if record.influence is None else record.influence,
             "training_loss": record.training_loss,
         }
-        known |= {"copies": record.look_back.copies}
+        known |= {"copies": record.evidence.look_back.copies}
+        known |= {"posterior": record.posterior and record.posterior.weights}
         for name, values in known.items():
             column = torch.tensor(accepted[name].to_numpy(float))
             expected = torch.full_like(column, nan) if values is None else values.double()

@@ -119,7 +119,6 @@ class Made:
                 4,
                 0.1,
                 0,
-                0,
             )
             for method, seed, values in lanes
             for number, value in enumerate(values, 1)
@@ -131,7 +130,6 @@ class Made:
             "models_moved",
             "participants",
             "seconds",
-            "evaluations",
             "testing_rounds",
         ]
         frame = pandas.DataFrame(rows, columns=[*SHARED, *columns])

@@ -195,7 +195,7 @@ def test_clean_clients_among_clean_ones_are_never_said_to_harm(run: RunFolder) -
 
 def test_an_update_of_nan_is_refused(run: RunFolder) -> None:
     found = of(run, "broken", ROUNDS)
-    assert (found.cause, found.refusal, found.share) == ("refused", "model has NaN or Inf", None)
+    assert (found.cause, found.refusal, found.share) == ("refused", "model has NaN or Inf", 0.0)
     assert found.evidence is None
     assert why(run, "broken", "Recommended", SEED).splitlines() == [
         f"Recommended, seed {SEED}: broken has no part in round {ROUNDS}'s model: its update was refused "

@@ -233,7 +233,8 @@ def list_parts(
         ),
     ] = None,
     config: Annotated[
-        Path | None, Option(help="A TOML file; also list the parts of its plugins.")
+        Path | None,
+        Option(help="With --schema: a TOML file whose plugins have parts of their own."),
     ] = None,
     schema: Annotated[
         bool,
@@ -260,7 +261,7 @@ def list_parts(
     from ..registry import closest, suggest
 
     if config is not None:
-        _add_own_parts(listed, config)
+        fail("--config: goes with --schema, which then has the parts of its plugins")
     methods = {
         name: {**one, "heading": name, "explained": [f"# {one['about']}", one["toml"]]}
         for name, one in listed["methods"].items()
@@ -280,24 +281,7 @@ def list_parts(
     else:
         close = closest(kind, [*kinds, *(name for one in kinds.values() for name in one["parts"])])
         hint = suggest(kind, [close] if close else kinds)
-        plugins = "" if config else "\nParts of plugins are listed with --config FILE."
-        fail(f"unknown kind or part {kind!r}{hint}{plugins}")
-
-
-def _add_own_parts(listed: Any, config: Path) -> None:
-    """Import the plugins of a config, and add their parts with the module that has them."""
-    from ..experiment.load import import_plugins
-    from ..experiment.reference import KINDS, parts_list
-
-    import_plugins(config)
-    for kind, found in parts_list()["kinds"].items():
-        known = listed["kinds"][kind]["parts"]
-        for name, part in found["parts"].items():
-            if name not in known:
-                mark = f"yours, in {KINDS[kind].get(name).__module__}"
-                part["heading"] += f" · {mark}"
-                part["explained"][0] += f" ({mark})"
-                known[name] = part
+        fail(f"unknown kind or part {kind!r}{hint}")
 
 
 def _print_kind(name: str, kind: Any) -> None:

@@ -1,4 +1,4 @@
-"""The last steps of the formula, from the weights of a cohort to one model: bounds, rule, server step."""
+"""The last steps of the formula, from the weights of a cohort to one model: rule and server step."""
 
 from __future__ import annotations
 
@@ -18,16 +18,10 @@ from .weights.scores import Score
 from .weights.weighting import divide, to_weights
 
 
-def within_bounds(cohort: Cohort, weights: Tensor) -> tuple[Tensor, tuple[str, ...]]:
-    """Weights within the method's bounds, with notes; InfeasibleError if none are."""
-    bounds = cohort.method.bounds
-    return bounds.apply(weights) if bounds else (weights, ())
-
-
 def apply_rule(cohort: Cohort, weights: Tensor) -> Ruled | None:
     """The steps before the rule, then the rule; None for a plain weighted mean."""
     method = cohort.method
-    if not method.before and method.rule is None and not cohort.pairs:
+    if cohort.averages_models:
         return None
     gathered = cohort.gathered
     steps = []
@@ -115,9 +109,8 @@ def stepped(
         more["rule_state"] = state.kept("rule")
     else:
         models, step_state = take_server_step(cohort, aggregate, posterior)
-    return Candidate(
-        priority, scores, prior, weights, models[0], step_state, models, posterior, **more
-    )
+    more |= {"model": models[0], "stepped": models, "step_state": step_state}
+    return Candidate(priority, scores, prior, weights, posterior, **more)
 
 
 def with_old_model(chosen: Candidate, cohort: Cohort) -> Candidate:

@@ -62,7 +62,7 @@ class Cohort:
         self._expected = at_work.union(asked)
         # An asynchronous round may have asked none
         self._judges = asked or sorted(self._expected)
-        self.judged = 0  # models so far
+        self.sent_to_judges = 0  # models that clients got to judge
         self._server_model: Tensor | None = None  # the global model, trained on the server's set
         self._seen = set[int]()
         self._held = self._hold_models(is_part)
@@ -73,11 +73,14 @@ class Cohort:
     def gather(self, task: Task) -> None:
         """Have the clients train, and guard, measure and fold their updates as they arrive."""
         if isinstance(self.engine, FoldingEngine) and self._can_be_divided:
-            self._add(self.engine.fold(self.asked, self.state))
+            for part in self.engine.fold(self.asked, self.state):
+                self._add(part)
+            self._join()
+            self._order_as_asked()
         else:
             for updates in self.engine.train(self.asked, self.state.model, task):
                 self._admit(updates)
-        self._complete()
+            self._complete()
 
     def _admit(self, updates: Updates) -> None:
         """Guard, measure and fold one chunk of updates as it arrives."""
@@ -104,14 +107,26 @@ class Cohort:
             self._waiting = []  # before the models are copied once more
             arrived = arrived.by_client()
             self._take(arrived)
+        self._join()
+
+    def _join(self) -> None:
         if self._chunks:
             columns = zip(*self._chunks, strict=True)
             self.raw, self.training_loss, self.seconds = (torch.cat(column) for column in columns)
 
+    def _order_as_asked(self) -> None:
+        rank = {client: position for position, client in enumerate(self.asked)}
+        rows = sorted(range(len(self.client_ids)), key=lambda row: rank[self.client_ids[row]])
+        self.client_ids = [self.client_ids[row] for row in rows]
+        self.raw = self.raw[rows]
+        self.training_loss = self.training_loss[rows]
+        self.seconds = self.seconds[rows]
+        self.refusals.sort(key=lambda refusal: rank[refusal.client_id])
+
     def judge(self, models: Tensor) -> Evaluation:
         """AdaFed's evaluation of models [c, d]: on the server's set, or by the cohort (P3 III.C)."""
-        self.judged += len(models)
         if self._clients_judge:
+            self.sent_to_judges += len(models) * len(self._judges)
             judged = self.engine.evaluate(self._judges, models)
             return replace(judged, right=None, sample_losses=None)  # these stay with the clients
         evaluation = self.engine.evaluate_server(models, "weigh")
@@ -124,11 +139,6 @@ class Cohort:
     @property
     def _clients_judge(self) -> bool:
         return self.plan.judged_by == "clients"
-
-    @property
-    def sent_to_judges(self) -> int:
-        """Number of models sent to clients to be judged."""
-        return self.judged * len(self._judges) if self._clients_judge else 0
 
     def train_server(self, model: Tensor, training: LocalTraining | None = None) -> Tensor:
         """A model trained on the server's set; the global one, trained as a client would, once a round."""
@@ -161,7 +171,6 @@ class Cohort:
             seconds=self.seconds,
             refusals=tuple(self.refusals),
             notes=self.notes,
-            judged=self.judged,
             totals=self._held.totals,
             sums=self._held.sums.cpu(),
         )
@@ -172,7 +181,6 @@ class Cohort:
         self._held.merge(part.totals, part.sums)
         self._refuse(part.refusals)
         self.notes += part.notes
-        self.judged += part.judged
         self._seen.update(part.client_ids)
         self._append(part.client_ids, part.raw, part.training_loss, part.seconds)
 
@@ -230,12 +238,12 @@ class Cohort:
         if self._moved is None:
             assert isinstance(self._held, Stack)
             self._moved = self._held.updates(self.state.model)
-            if not self._averages_models:
+            if not self.averages_models:
                 self._held = Stack()  # they are as large as the updates
         return self._moved
 
     @property
-    def _averages_models(self) -> bool:
+    def averages_models(self) -> bool:
         """Whether the aggregate is a mean of models, not of updates; see `candidates.apply_rule`."""
         method = self.method
         return not (method.before or method.rule or self.pairs)
@@ -245,7 +253,7 @@ class Cohort:
         return self._held.aggregate(score, scales, weights)
 
     def updated_memory(self) -> dict[str, Tensor]:
-        """What the criteria remember of all clients after the round; see `criteria.Memory`."""
+        """What the criteria remember of all clients after the round; see `criteria.RunningMean`."""
         remembered = self.state.kept("criteria")
         if not self.method.memories:
             return {}

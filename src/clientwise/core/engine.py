@@ -77,8 +77,8 @@ class Engine(Protocol):
 class FoldingEngine(Protocol):
     """An engine whose clients train elsewhere, where their models can be added up as well."""
 
-    def fold(self, client_ids: Sequence[int], state: ServerState) -> Folded:
-        """Train these clients from `state` by the engine's own method, and add up their models."""
+    def fold(self, client_ids: Sequence[int], state: ServerState) -> Sequence[Folded]:
+        """Train these clients from `state` by the engine's own method, and add up their models, part by part."""
         ...
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 from torch import Tensor
 
 from .cohort import Cohort
@@ -11,10 +13,10 @@ from .reasons import Kept
 from .types import (
     Candidate,
     Evaluation,
-    Posterior,
     PrivacyRecord,
     RoundRecord,
     ServerState,
+    Weighing,
 )
 from .weights.weighting import divide
 
@@ -127,54 +129,39 @@ def record_round(
         kept: why the model is that of the round before, if it is.
         notes: for people, beside those of the cohort and of the candidate.
     """
-    found = chosen.posterior or Posterior(chosen.prior)
+    weighing = {one.name: getattr(chosen, one.name) for one in fields(Weighing)}
+    weighing["notes"] = cohort.notes + chosen.notes + ((kept.sentence,) if kept else ()) + notes
+    if chosen.posterior:  # the state has its memory
+        weighing["posterior"] = replace(chosen.posterior, memory={})
     noise = chosen.released or cohort.method.local_noise
-    models_moved, num_evaluations = _traffic(cohort, search)
     clock = cohort.engine.clock
-    stayed = (kept.sentence,) if kept else ()
     return RoundRecord(
+        **weighing,
         round_num=state.round_num,
         client_ids=tuple(cohort.client_ids),
         criteria=cohort.method.names,
         raw=cohort.raw,
         normalised=divide(cohort.raw, cohort.scales),
-        scores=chosen.scores,
-        prior=chosen.prior,
-        z=found.z,
-        posterior=found.weights if chosen.posterior else None,
-        look_back=found.look_back,
-        weights=chosen.weights,
-        influence=chosen.influence,
         training_loss=cohort.training_loss,
         seconds=cohort.seconds,
         refusals=tuple(cohort.refusals),
         # Without weights, see the notes
         no_effect=cohort.no_effect if chosen.weights.any() else (),
-        priority=chosen.priority,
         candidates=search.tried if search else (),
         testing_rounds=search.testing_rounds if search else 0,
-        models_moved=models_moved,
-        evaluations=num_evaluations,
+        models_moved=_models_moved(cohort, search),
         loss=state.loss,
-        notes=cohort.notes + chosen.notes + stayed + notes,
         report=evaluations.report,
         local=evaluations.local,
         ended=clock.now if clock else None,
         attack_success=evaluations.attack_success,
         released=PrivacyRecord(noise.clip, noise.deviation) if noise else None,
-        residual=chosen.residual,
-        steps=chosen.steps,
         kept=kept,
-        harm=found.harm,
-        harm_error=found.harm_error,
-        held_out_change=found.held_out_change,
     )
 
 
-def _traffic(cohort: Cohort, search: Search | None) -> tuple[int, int]:
-    """How many models were sent to clients and received, and how many evaluations were made."""
+def _models_moved(cohort: Cohort, search: Search | None) -> int:
+    """How many models were sent to clients and received."""
     tested = len(search.tried) * cohort.engine.num_clients if search else 0
-    sent = sum(refusal.was_sent for refusal in cohort.refusals)
-    trained = len(cohort.asked) + len(cohort.client_ids) + sent
-    judgements = cohort.sent_to_judges
-    return trained + tested + judgements, tested + (judgements or cohort.judged)
+    received = len(cohort.client_ids) + sum(refusal.was_sent for refusal in cohort.refusals)
+    return len(cohort.asked) + received + tested + cohort.sent_to_judges

@@ -16,7 +16,7 @@ from .aggregation.rules import Rule
 from .aggregation.server_step import ServerStep, replace_model
 from .aggregation.sums import Pair, pairs_of
 from .clock import Clock, Pace
-from .criteria import Criterion, Memory, make_criterion
+from .criteria import Criterion, RunningMean, make_criterion
 from .evidence import Evidence
 from .feedback import Adjustment, LossAdapter
 from .objective.loss import BALANCED, Loss, make_loss
@@ -88,7 +88,7 @@ class Method:
         return self.privacy.local_noise
 
     @property
-    def memories(self) -> dict[str, Memory]:
+    def memories(self) -> dict[str, RunningMean]:
         """What criteria remember from round to round, by criterion; one listed twice remembers once."""
         return {one.part.name: one.memory for one in self.criteria if one.memory}
 

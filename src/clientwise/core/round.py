@@ -24,7 +24,6 @@ from .candidates import (
     noised,
     stepped,
     with_old_model,
-    within_bounds,
 )
 from .cohort import Cohort
 from .engine import CountsLabels, Engine
@@ -113,10 +112,12 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
         return candidate(weights, None, notes=earlier)
 
     # bounds
-    try:
-        weights, notes = within_bounds(cohort, weights)
-    except InfeasibleError as error:
-        return candidate(torch.zeros_like(weights), None, notes=earlier, unmet=str(error))
+    notes: tuple[str, ...] = ()
+    if method.bounds:
+        try:
+            weights, notes = method.bounds.apply(weights)
+        except InfeasibleError as error:
+            return candidate(torch.zeros_like(weights), None, notes=earlier, unmet=str(error))
 
     # before -> rule; then the server step, in `stepped`
     ruled = apply_rule(cohort, weights)

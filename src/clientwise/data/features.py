@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +76,8 @@ class _Pooled(nn.Module):
         self.network = network
 
     def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.network.extract_features(images)
+        extract: Any = self.network.extract_features
+        features: Tensor = extract(images)
         return features.mean((2, 3))
 
 

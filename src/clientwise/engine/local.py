@@ -37,6 +37,7 @@ MOST_REASON = 300  # characters of an error that the record keeps
 # One full-batch step of SGD is a gradient. A large rate, since small steps are lost in rounding
 GRADIENT_STEP = LocalTraining(batch_size=None, learning_rate=1024.0)
 
+Gathered = tuple[Tensor, Tensor, Tensor]  # see `Holdings.gather`
 # What became of a chunk of clients: their numbers, and their updates or why they could not train.
 ChunkResult = tuple[Sequence[int], Updates | Exception]
 
@@ -103,9 +104,8 @@ class LocalEngine:
         self.is_part = False
         self._chunk_size = chunk_size
         self._hold(self.data.train)
-        self._prefetched_clients: Sequence[int] = ()
-        self._prefetched: tuple[Tensor, Tensor, Tensor] | None = None  # what those clients hold
-        self._prefetched_from: Holdings | None = None
+        # What some clients hold: who, of which samples, and the result of `gather`
+        self._prefetched: tuple[Sequence[int], Holdings, Gathered] | None = None
         self.variates = ControlVariates(
             self.num_clients, self.initial_model, self.spec.num_parameters
         )
@@ -142,10 +142,7 @@ class LocalEngine:
         """See `core.engine.Engine`: look up now what they hold, not while a GPU waits for it."""
         if self.executor.workers > 1:  # the cohort will be cut for several workers
             return
-        if client_ids != self._prefetched_clients or self._prefetched_from is not self._held:
-            self._prefetched_clients = client_ids
-            self._prefetched = self._held.gather(client_ids)
-            self._prefetched_from = self._held
+        self._prefetched = client_ids, self._held, self._samples_of(client_ids)
 
     def train(
         self,
@@ -274,11 +271,12 @@ class LocalEngine:
         own = [changes.starts.get(client, start) for client in clients]
         return torch.stack([one.to(self.device) for one in own])
 
-    def _samples_of(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def _samples_of(self, clients: Sequence[int]) -> Gathered:
         """See `Holdings.gather`; looked up already where these clients were prefetched."""
-        is_current = self._prefetched_from is self._held and clients == self._prefetched_clients
-        if self._prefetched is not None and is_current:
-            return self._prefetched
+        if self._prefetched is not None:
+            known, held, found = self._prefetched
+            if held is self._held and clients == known:
+                return found
         return self._held.gather(clients)
 
     def _updates(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -15,14 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from ..core.guard import inspect_models
-from ..core.method import Plan
+from ..core.method import Method, Plan
 from ..core.reasons import Reason
 from ..core.round import first_state, run_round
 from ..core.types import Refusal, RoundRecord, ServerState, Updates
 from ..core.weights.scores import Score
-from ..core.weights.weighting import ScoreError
 from ..errors import plain
-from ..experiment.running.about import about_method
 from .engine import Arrays, HostEngine, Layout, Pair, server_engine
 from .methods import build, settings_of
 from .record import BestModel, HostRecord, refuse_run
@@ -37,7 +35,7 @@ from .values import (
     require,
 )
 
-MAX_CLIENTS = 10_000
+MAX_CLIENTS = 10_000  # that may take part, where no names are given
 MAX_REASON = 300  # characters
 MAX_NAME = 100  # characters of a client's name
 SIZE = "dataset_size"  # the value that the record shows as the size of a client's data
@@ -81,7 +79,6 @@ class Aggregator:
             server's samples plus one.
         learning_rate: of fine-tuning.
         seed: of the order of samples in fine-tuning.
-        max_clients: clients that may take part, where `clients` does not name them.
         folder: a new run folder for the record, which `clientwise show` and `report` read.
         rounds: how many rounds are planned, for the record.
         keep_best: "loss" or the problem's metric, measured on the server's samples: the best model so
@@ -116,7 +113,6 @@ class Aggregator:
         num_classes: int | None = None,
         learning_rate: float = 0.01,
         seed: int = 1,
-        max_clients: int = MAX_CLIENTS,
         folder: str | Path | None = None,
         rounds: int | None = None,
         keep_best: str | None = None,
@@ -130,7 +126,7 @@ class Aggregator:
         self._settings = settings_of(method, criteria, score, normalise, functions)
         self._server, self._spec = server_engine(model, weigh, report, num_classes, seed)
         self._method = build(self._settings, learning_rate, weigh is not None)
-        num_clients = max_clients if clients is None else len(clients)
+        num_clients = MAX_CLIENTS if clients is None else len(clients)
         self._engine = HostEngine(num_clients, self._server, num_classes)
         self._best = None
         if keep_best is not None:
@@ -149,7 +145,11 @@ class Aggregator:
         self._is_closed = False
         self._has_chosen = False
         self._planned = rounds
-        self._has_report_part = report is not None
+        self._reported_on = "no samples: the server has none"
+        if report is not None:
+            self._reported_on = "held-out samples"
+        elif weigh is not None:
+            self._reported_on = "the server's samples, which weights are based on, too"
         self._layout: Layout | None = None
         self._state: ServerState
         self._record: HostRecord | None = None
@@ -190,8 +190,7 @@ class Aggregator:
         listed = sorted(set(clients), key=str)
         scores = torch.full((len(listed),), math.nan, dtype=torch.float64)
         if self._layout is not None:
-            with self._naming_clients():
-                known = self._method.last_scores(self._state)
+            known = self._named_method.last_scores(self._state)
             for row, client in enumerate(listed):
                 if client in self._numbers:
                     scores[row] = known[self._numbers[client]]
@@ -260,8 +259,7 @@ class Aggregator:
         asked = tuple(sorted(client_of))
         plan = Plan(self._seed, len(asked), evaluate_clients_every=None, asks=asked)
         state = replace(self._state, model=layout.vector())
-        with self._naming_clients():
-            self._state, record = run_round(state, self._method, plan, self._engine)
+        self._state, record = run_round(state, self._named_method, plan, self._engine)
         self.round_num = record.round_num
         refusals = {client: str(reason) for client, reason in replies.refusals.items()}
         done = aggregate_of(record, layout.named(self._state.model), client_of, refusals)
@@ -340,14 +338,10 @@ class Aggregator:
                 notes.append(f"{_shown(client)} is refused: {reason}")
         return notes
 
-    @contextlib.contextmanager
-    def _naming_clients(self) -> Iterator[None]:
-        """Within this context, an error that is about a client has its name, not its number."""
-        try:
-            yield
-        except ScoreError as error:
-            client_of = {number: client for client, number in self._numbers.items()}
-            raise error.of(_shown(client_of[error.client])) from None
+    @property
+    def _named_method(self) -> Method:
+        """The method with the clients' names, for messages."""
+        return self._method.for_clients([_shown(client) for client in self._numbers])
 
     def _clients_of(self, replies: _Replies) -> dict[int, Client]:
         """The clients of a round that have a number, by number."""
@@ -380,32 +374,18 @@ class Aggregator:
         if self._folder is None:
             return
         if self._record is None:
-            self._record = self._new_record(self._folder)
+            self._record = HostRecord(
+                self._folder,
+                self._settings,
+                self._seed,
+                self._engine.problem,
+                self._reported_on,
+                num_values=self._engine.spec.size,
+                rounds=self._planned,
+            )
         names = [_shown(client) for client in self._numbers]
         sizes = [int(self._values.first_claim(one, SIZE) or 0) for one in self._numbers]
         self._record.write(record, names, sizes, seconds)
-
-    def _new_record(self, folder: Path) -> HostRecord:
-        if self._has_report_part:
-            reported_on = "held-out samples"
-        elif self._server is not None:
-            reported_on = "the server's samples, which weights are based on, too"
-        else:
-            reported_on = "no samples: the server has none"
-        config = {
-            "name": folder.resolve().name,
-            "seeds": [self._seed],
-            "methods": [self._settings.to_dict()],
-        }
-        return HostRecord(
-            folder,
-            config,
-            about_method(self._settings),
-            self._engine.problem,
-            reported_on,
-            num_values=self._engine.spec.size,
-            rounds=self._planned,
-        )
 
 
 class _Replies:
@@ -484,8 +464,8 @@ def _steps(record: RoundRecord) -> list[ClientWeight]:
         record.weights,
         record.scores,
         record.prior,
-        record.z,
-        record.posterior,
+        record.evidence.z,
+        record.evidence.weights if record.posterior else None,
         record.influence,
     )
     count = len(record.client_ids)

@@ -19,9 +19,11 @@ from ..core.objective.metrics import measured
 from ..core.objective.problem import Problem
 from ..core.types import Evaluation, RoundRecord
 from ..errors import RunError
+from ..experiment.config.methods import MethodSettings
+from ..experiment.running.about import about_method
 from ..experiment.running.origin import machine_facts, record_machine, versions
 from ..experiment.running.resume import claim
-from ..record.facts import BY_HOST, MethodFacts, current_minute, facts_of_run
+from ..record.facts import BY_HOST, current_minute, facts_of_run
 from ..record.files import BEST, CONFIG, VERSIONS, locked
 from ..record.store import Store
 from ..writing import make_folder, write_atomically
@@ -40,8 +42,8 @@ class HostRecord:
 
     Args:
         folder: the run folder; it must be empty or new.
-        config: what is known of the run, as a config has it: name, seeds, methods.
-        about: the method.
+        settings: the method.
+        seed: of its rounds.
         problem: what the model predicts.
         reported_on: the samples that the metric is about, in words.
         num_values: size of a model.
@@ -51,8 +53,8 @@ class HostRecord:
     def __init__(
         self,
         folder: Path,
-        config: Mapping[str, Any],
-        about: MethodFacts,
+        settings: MethodSettings,
+        seed: int,
         problem: Problem,
         reported_on: str,
         num_values: int,
@@ -60,8 +62,9 @@ class HostRecord:
     ) -> None:
         self._problem = problem
         self._planned = rounds or 1
-        (method,) = config["methods"]
-        (self._seed,) = config["seeds"]
+        self._seed = seed
+        name = folder.resolve().name
+        config = {"name": name, "seeds": [seed], "methods": [settings.to_dict()]}
         with ExitStack() as stack:
             refuse_run(folder)
             claim(folder, resume=False)
@@ -71,9 +74,9 @@ class HostRecord:
             self._store = Store(folder)
             stack.callback(self._store.close)
             record_machine(self._store, machine_facts())
-            self._lane = self._store.open_lane(method["name"], self._seed)
+            self._lane = self._store.open_lane(settings.name, seed)
             facts = facts_of_run(
-                config["name"],
+                name,
                 problem,
                 rounds=self._planned,
                 lanes=1,
@@ -81,7 +84,9 @@ class HostRecord:
                 reported_on=reported_on,
                 computed=BY_HOST,
             )
-            self._store.set_facts(facts | {"begun": current_minute(), "methods": [about.plain()]})
+            self._store.set_facts(
+                facts | {"begun": current_minute(), "methods": [about_method(settings).plain()]}
+            )
             self._open = stack.pop_all()
 
     def write(

@@ -107,13 +107,6 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def wait_until_free(folder: Path, seconds: float) -> None:
-    """Wait until no process writes to this run folder, at most so many seconds."""
-    end = time.monotonic() + seconds
-    while is_locked(folder) and time.monotonic() < end:
-        time.sleep(SECONDS_BETWEEN)
-
-
 def read_whole(path: Path, most: int) -> bytes:
     """Read a regular file of at most `most` bytes; anything else, a pipe say, is an OSError."""
     if not path.is_file() or path.stat().st_size > most:

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from .database import Quotient
-
 if TYPE_CHECKING:  # reading a run needs no PyTorch
     from torch import Tensor
 
@@ -108,9 +106,10 @@ VALUES: dict[str, Get] = {
     "macro_f1": lambda r: _f1(r.class_counts, "macro_f1"),
     "per_class_f1": lambda r: _f1(r.class_counts, "per_class_f1"),
     **VALUES_OF_CLIENTS,
-    **_same("attack_success", "held_out_change", "priority", "testing_rounds", "no_effect"),
-    **_same("models_moved", "evaluations", "ended", "residual"),
+    **_same("attack_success", "priority", "testing_rounds", "no_effect"),
+    **_same("models_moved", "ended", "residual"),
     "held_out_loss": attrgetter("held_out_loss"),
+    "held_out_change": attrgetter("record.evidence.held_out_change"),
     "candidates": lambda r: r.record.candidates or None,
     "loss_state": lambda r: _changed_loss(r.record, r.problem),
     "notes": lambda r: [*r.record.notes, *_not_evaluated(r.record.local, r.names)],
@@ -129,12 +128,15 @@ FRAMES: dict[str, dict[str, Get]] = {
     "weights": {  # a row for each accepted update
         "client": lambda r: numpy.array(r.record.client_ids, numpy.int64),
         "score": attrgetter("record.scores"),
-        "prior": lambda r: Quotient(r.record.prior, of=("score",)),
-        **_same("z", "harm", "harm_error", "posterior"),
-        "weight": lambda r: Quotient(r.record.weights, of=("posterior", "prior")),
-        "influence": lambda r: Quotient(r.influence, of=("weight",)),
-        "history_z": attrgetter("record.look_back.z"),
-        "copies": attrgetter("record.look_back.copies"),
+        "prior": attrgetter("record.prior"),
+        "z": attrgetter("record.evidence.z"),
+        "harm": attrgetter("record.evidence.harm"),
+        "harm_error": attrgetter("record.evidence.harm_error"),
+        "posterior": lambda r: r.record.posterior and r.record.posterior.weights,
+        "weight": attrgetter("record.weights"),
+        "influence": attrgetter("influence"),
+        "history_z": attrgetter("record.evidence.look_back.z"),
+        "copies": attrgetter("record.evidence.look_back.copies"),
         **_same("training_loss", "seconds"),
     },
     "local": _columns("own_results", "client", "metric", "loss"),
@@ -167,7 +169,7 @@ def _criteria(record: RoundRecord) -> dict[str, Any]:
     columns: dict[str, Any] = {"client": numpy.array(record.client_ids, numpy.int64)}
     for index, name in enumerate(record.criteria):
         columns[f"{RAW}{name}"] = record.raw[:, index]
-        columns[f"{NORMALISED}{name}"] = Quotient(record.normalised[:, index], of=(f"{RAW}{name}",))
+        columns[f"{NORMALISED}{name}"] = record.normalised[:, index]
     return columns
 
 

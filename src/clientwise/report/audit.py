@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MOST_CLIENTS = 500  # in the tables of a round
 MOST_BARS = 20  # clients in its picture
+MOST_TOLD = 3  # of them in the words below it
 COLUMNS = {  # from the score to the share, in the order in which they are computed
     "score": "score",
     "prior": "weight by criteria",
@@ -107,19 +108,18 @@ def audits(
     method: str | None = None,
     seed: int | None = None,
 ) -> Iterator[Item]:
-    """A round in the terminal, under every method and seed that has run it, or under one; see `audit`."""
-    wanted = run.methods if method is None else [method]
-    lanes = [(name, own) for name in wanted for own in run.seeds(name) if seed in (None, own)]
-    if not lanes:
-        run.lane(wanted[0], -1 if seed is None else seed)  # an error says what there is
+    """A round in the terminal, under every method that has run it, or under one; of several seeds, the first."""
+    wanted = run.methods if method is None else [run.about(method).name]
+    lanes = [(name, run.seeds(name)[0] if seed is None else seed) for name in wanted]
     done = run.lanes.set_index(["method", "seed"])["rounds"]
-    for lane in [lane for lane in lanes if done[lane] >= round_num] or lanes[:1]:
+    begun = [lane for lane in lanes if done.get(lane, 0) >= round_num]
+    for lane in begun or lanes[:1]:
         yield from audit(Round(run, *lane, round_num))
 
 
 def audit(at: Round) -> Iterator[Item]:
     """The weights of a round: a picture, a row per client, what moved each weight, and notes."""
-    told = explain(at)
+    told = at.explanations
     yield shares(at)
     yield _clients(at, told[:MOST_CLIENTS])
     moved = [(one.label, one.answer() if one.refusal else one.reasons()) for one in told]
@@ -137,9 +137,9 @@ def audit(at: Round) -> Iterator[Item]:
 
 def shares(at: Round) -> Chart:
     """A bar for each client of a round: its final share, the largest first, with the reason in brief."""
-    told = sorted(explain(at), key=lambda one: -(one.share or 0.0))
+    told = sorted(at.explanations, key=lambda one: -one.share)
     shown = told if len(told) <= MOST_BARS else [*told[: MOST_BARS // 2], *told[-MOST_BARS // 2 :]]
-    bars = {f"{_marked(one)}: {one.brief()}": one.share or 0.0 for one in shown}
+    bars = {f"{_marked(one)}: {one.brief()}": one.share for one in shown}
     return Chart(
         f"shares-{at.id}",
         f"{at.title}: shares and reasons (line: equal share)",
@@ -149,7 +149,7 @@ def shares(at: Round) -> Chart:
         y="client",
         format=".0%",
         reference=told[0].equal_share if told else None,
-        alt="; ".join(f"{name}, {percent(share)}" for name, share in bars.items()),
+        alt="; ".join(f"{name}, {percent(share)}" for name, share in [*bars.items()][:MOST_TOLD]),
     )
 
 

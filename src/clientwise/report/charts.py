@@ -82,14 +82,12 @@ def specification(
         rule = {"type": "rule", "strokeDash": [4, 4], "color": "currentColor", "opacity": 0.6}
         across = {"y" if is_lines else "x": {"datum": chart.reference}}
         layers.append({"mark": rule, "encoding": across})
-    select = {"type": "point", "fields": [chart.colour], "on": "pointerover"}
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "description": chart.alt or chart.title,
         "width": width,
         "height": 240 if is_lines else min(40 + 18 * chart.frame[chart.y].nunique(), 700),
         "autosize": {"type": "fit-x", "contains": "padding"},
-        "params": [{"name": "pick", "select": select, "views": ["points"]}] if is_lines else [],
         "layer": layers,
         "config": CONFIG,
     }
@@ -164,13 +162,11 @@ def _lines(chart: Chart) -> list[Layer]:
     touched = {**place, "opacity": {"value": 0}, "tooltip": _tips(chart)}
     layers: list[Layer] = [
         {"mark": {"type": "line", "strokeWidth": 2}, "encoding": dashed},
-        {"name": "points", "mark": {"type": "point", "size": 90}, "encoding": touched},
+        {"mark": {"type": "point", "size": 90}, "encoding": touched},
     ]
-    if chart.low in chart.frame:  # the range of the line that one points at
-        always = 0.15 if len(names) <= MOST_BANDS else 0.0
-        shown = {"condition": {"param": "pick", "empty": False, "value": 0.25}, "value": always}
-        ends = {"y": {**y, "field": chart.low}, "y2": {"field": chart.high}, "opacity": shown}
-        layers.insert(0, {"mark": "area", "encoding": {**place, **ends}})
+    if chart.low in chart.frame and len(names) <= MOST_BANDS:
+        ends = {"y": {**y, "field": chart.low}, "y2": {"field": chart.high}}
+        layers.insert(0, {"mark": {"type": "area", "opacity": 0.15}, "encoding": {**place, **ends}})
     return layers
 
 

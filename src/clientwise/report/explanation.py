@@ -115,9 +115,9 @@ class Explanation:
     num_accepted: int
     refusal: str | None = None
     attack: str | None = None  # of a client that is hostile in a simulation
-    prior: float | None = None  # the weight by the criteria
-    weight: float | None = None  # within the bounds
-    influence: float | None = None  # the share after clipping and the rule
+    prior: float = 0.0  # the weight by the criteria
+    weight: float = 0.0  # within the bounds
+    influence: float = 0.0  # the share after clipping and the rule
     criteria: tuple[Criterion, ...] = ()
     evidence: Evidence | None = None  # None: the method has none, or it said nothing in this round
     copies: int = 1  # updates that are almost equal to this one, itself included
@@ -145,7 +145,7 @@ class Explanation:
         return 1 / max(1, self.num_accepted)
 
     @property
-    def share(self) -> float | None:
+    def share(self) -> float:
         """The final share; 0 where the model stayed."""
         return self.influence if self.kept is None else 0.0
 
@@ -167,7 +167,7 @@ class Explanation:
     @property
     def cause(self) -> Cause:
         """What moved its share most, as a factor; a bound that it reached takes the place of all before it."""
-        if self.prior is None or self.weight is None or self.influence is None:
+        if self.refusal is not None:
             return "refused"
         if self.kept is not None:
             return "kept"
@@ -206,7 +206,7 @@ class Explanation:
 
     def by_criteria(self) -> str:
         """The weight by the criteria, and what each is compared with."""
-        if self.prior is None:
+        if self.refusal is not None:
             return ""
         values = ", ".join(one.text for one in self.criteria)
         return f"The weight by the criteria is {percent(self.prior)}{values and ': '}{values}."
@@ -238,7 +238,7 @@ class Explanation:
     def _is_raised(self) -> bool:
         """Whether the weight changes because evidence lowers others."""
         found = self.evidence
-        return found is not None and self.copies == 1 and _differ(self.prior or 0.0, found.after)
+        return found is not None and self.copies == 1 and _differ(self.prior, found.after)
 
     def by_copies(self) -> str:
         """That others sent the same."""
@@ -249,7 +249,7 @@ class Explanation:
 
     def by_bounds(self) -> str:
         """What bounds did."""
-        if self.unbounded is None or self.weight is None:
+        if self.unbounded is None:
             return ""
         verb = "raise" if self.weight > self.unbounded else "lower"
         before, after = percent(self.unbounded), percent(self.weight)
@@ -259,7 +259,7 @@ class Explanation:
 
     def by_rule(self) -> str:
         """What clipping and the rule did."""
-        if not self.weight or self.influence is None or not _differ(self.weight, self.influence):
+        if not self.weight or not _differ(self.weight, self.influence):
             return ""
         shares = f"from {percent(self.weight)} to {percent(self.influence)}"
         if self.clipped is not None:
@@ -373,6 +373,11 @@ class Round:
         order = {"by": ["weight", "client"], "ascending": [False, True]}
         return self.rows("weights").sort_values(kind="stable", **order)
 
+    @cached_property
+    def explanations(self) -> list[Explanation]:
+        """Of all clients; see `explain`."""
+        return explain(self)
+
     @property
     def about(self) -> MethodFacts:
         """How the method weighs."""
@@ -411,39 +416,26 @@ def explain(at: Round, clients: Collection[int] | None = None) -> list[Explanati
     changes = run.facts.new_data.get(seed, ())
     new_data = {one: since for since, own in changes for one in own if since <= round_num}
     everybody = run.frame("clients")
-    of_round = Explanation(
-        client=-1,
-        name=None,
-        round_num=round_num,
-        num_accepted=int(rows["refusal"].isna().sum()),
-        is_simulated=bool(everybody.loc[everybody["seed"] == seed, "hostile"].notna().any()),
-        kept=Kept(*at.record["kept"]).sentence if at.record.get("kept") else None,
-        rule=at.rule,
-    )
+    of_round: dict[str, Any] = {
+        "round_num": round_num,
+        "num_accepted": int(rows["refusal"].isna().sum()),
+        "is_simulated": everybody.loc[everybody["seed"] == seed, "hostile"].notna().any(),
+        "kept": Kept(*at.record["kept"]).sentence if at.record.get("kept") else None,
+        "rule": at.rule,
+    }
     found = []
     for row in records(rows if clients is None else rows[rows["client"].isin(clients)]):
         client = row["client"]
-        one = replace(
-            of_round,
-            attack=row["hostile"],
-            new_data_since=new_data.get(client),
-            **{
-                name: row[name]
-                for name in ("client", "name", "refusal", "prior", "weight", "influence")
-            },
-        )
+        own = {name: row[name] for name in ("client", "name", "refusal")}
+        own |= {"attack": row["hostile"], "new_data_since": new_data.get(client)}
         if row["refusal"] is None:
             # What clipping leaves of a share is what it leaves of the update's length
             left = row["influence"] / row["weight"] if row["weight"] else 1.0
-            one = replace(
-                one,
-                criteria=criteria.get(client, ()),
-                evidence=evidence.get(client),
-                copies=round(row["copies"] or 1),
-                clipped=left if is_clipping else None,
-                **_bounded(row, at.about.bounds or {}),
-            )
-        found.append(one)
+            own |= {name: row[name] for name in ("prior", "weight", "influence")}
+            own |= {"criteria": criteria.get(client, ()), "evidence": evidence.get(client)}
+            own |= {"copies": round(row["copies"] or 1), "clipped": left if is_clipping else None}
+            own |= _bounded(row, at.about.bounds or {})
+        found.append(Explanation(**of_round, **own))
     return found
 
 

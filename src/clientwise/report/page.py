@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -15,6 +15,8 @@ from importlib.resources import files
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
+
+from pandas import DataFrame
 
 from ..errors import ClientwiseError, NotBegunError, needing
 from ..record.files import is_locked
@@ -45,10 +47,6 @@ SECTIONS: dict[str, Section] = {  # by title, in the order of the page
 SECONDS = 3.0  # between two looks at a run that goes on
 REST = 10  # times as long as writing took: reading must not slow the run
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # how a text begins that a spreadsheet computes
-LATEX = str.maketrans(
-    {letter: f"\\{letter}" for letter in "&%$#_{}"}
-    | {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "\n": " "}
-)
 
 
 def write_report(runs: Sequence[RunFolder], out: Path, figures: Sequence[Format] = ()) -> Path:
@@ -61,11 +59,20 @@ def write_report(runs: Sequence[RunFolder], out: Path, figures: Sequence[Format]
     """
     results = Results(runs)
     found: dict[str, list[Any]] = dict(report_sections(results))
-    items = [item for own in found.values() for item in own]
     if len(runs) == 1:
         found["Weight audit"] = list(last_audits(runs[0]))
-    page = write_page(describe(results), found, out / "report.html")
-    write_items(items, out, figures)
+    return write_sections(describe(results), found, out, figures)
+
+
+def write_sections(
+    head: Mapping[str, Any],
+    found: Mapping[str, Sequence[Any]],
+    out: Path,
+    figures: Sequence[Format],
+) -> Path:
+    """Write a page, and beside it the tables and charts of its sections; see `write_page`."""
+    page = write_page(head, found, out / "report.html")
+    write_items([item for own in found.values() for item in own], out, figures)
     return page
 
 
@@ -207,31 +214,21 @@ def _inert(value: object) -> object:
 
 
 def as_latex(table: Table) -> str:
-    """A table for a paper, whose author chooses the columns; rows that are marked are bold."""
-    rows = [[text.translate(LATEX) for text in row] for row in table.texts()]
-    for place in table.bold:
-        rows[place] = [f"\\textbf{{{text}}}" for text in rows[place]]
-    head = [name.translate(LATEX) for name in table.columns]
-    first, *others = [f"{' & '.join(row)} \\\\" for row in (head, *rows)]
+    """A table for a paper, whose author chooses the columns, and writes a caption."""
     sides = "".join("r" if table.is_numeric(name) else "l" for name in table.columns)
-    lines = [
-        "% \\usepackage{booktabs}",
-        "\\begin{table}",
-        "\\centering",
-        f"\\caption{{{table.title.translate(LATEX)}}}",
-        f"\\label{{tab:{re.sub('[^A-Za-z0-9-]+', '-', table.id)}}}",
-        f"\\begin{{tabular}}{{{sides}}}",
-        *("\\toprule", first, "\\midrule", *others, "\\bottomrule", "\\end{tabular}"),
-    ]
-    if table.note:
-        lines += ["\\par\\smallskip", f"\\parbox{{\\linewidth}}{{{table.note.translate(LATEX)}}}"]
-    return "\n".join([*lines, "\\end{table}\n"])
+    frame = DataFrame(table.texts(), columns=table.columns)
+    rows: str = frame.to_latex(index=False, escape=True, column_format=sides)
+    about = "".join(
+        f"% {line}\n" for text in (table.title, table.note) for line in text.splitlines()
+    )
+    return f"{about}% \\usepackage{{booktabs}}\n{rows}"
 
 
 def _file_name(text: str, taken: set[str]) -> str:
-    """A name that is valid on every file system and not taken yet."""
+    """A name that is valid on every file system and not taken yet, whatever its case."""
     plain = re.sub(r"[^A-Za-z0-9.-]+", "-", text)[:80].strip("-.")
-    name = _numbered(plain, "-", taken)
+    every = chain([plain], (f"{plain}-{number}" for number in count(2)))
+    name = next(one for one in every if one.lower() not in taken)
     taken.add(name.lower())
     return name
 
@@ -256,15 +253,9 @@ def write_while_running(folders: Sequence[Path], write: Callable[[], None]) -> N
 
 
 def unique_names(folders: Sequence[Path]) -> dict[str, Path]:
-    """Run folders by name; equal names are numbered."""
-    names: dict[str, Path] = {}
-    for folder in folders:
-        name = os.fsencode(folder.resolve().name).decode(errors="replace")
-        names[_numbered(name, "~", {*map(str.lower, names)})] = folder
-    return names
-
-
-def _numbered(name: str, sign: str, taken: Container[str]) -> str:
-    """The name; where it is taken, whatever its case, with a number behind the sign."""
-    every = chain([name], (f"{name}{sign}{number}" for number in count(2)))
-    return next(one for one in every if one.lower() not in taken)
+    """Run folders by name; equal names have their place in the list behind them."""
+    names = [os.fsencode(one.resolve().name).decode(errors="replace") for one in folders]
+    found = {}
+    for place, (name, folder) in enumerate(zip(names, folders, strict=True), 1):
+        found[name if names.count(name) == 1 else f"{name}~{place}"] = folder
+    return found

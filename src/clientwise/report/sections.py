@@ -371,7 +371,8 @@ def reached_column(name: str, by_seed: Sequence[Series], text: Callable[[float],
         "reached": [int(own.notna().sum()) for own in by_seed],
         "not reached": [int(own.isna().sum()) for own in by_seed],
     }
-    texts = [reached_text(*row, text) for row in zip(medians, *counts.values(), strict=True)]
+    rows = zip(medians, counts["reached"], counts["not reached"], strict=True)
+    texts = [reached_text(*row, text) for row in rows]
     return Column(name, medians.replace(math.inf, math.nan), texts, counts)
 
 

@@ -21,7 +21,7 @@ from ..experiment.matrix.grid import MatrixCell, look_at
 from ..record.run import RunFolder
 from .charts import Format
 from .items import Chart, Column, Item, Table, Unit, counted, fixed, percent, table
-from .page import write_items, write_page
+from .page import write_sections
 from .results import has_hostile, marked, marks_in_words
 from .sections import difference_column
 from .statistics import Difference, holm, p_number, paired_difference
@@ -131,6 +131,7 @@ def read_results(folder: Path) -> Results:
         columns = [cell.column for cell in matrix.cells if cell.data == name]
         every = MultiIndex.from_product([[name], [*about], columns, seeds])
         grid = cells.reindex(every).to_numpy().reshape(len(about), len(columns), len(seeds), 3)
+        values, success, alarms = numpy.moveaxis(grid, -1, 0)
         facts: Any = next((run.facts for cell, run in runs if cell.data == name), UNKNOWN)
         federations.append(
             Federation(
@@ -138,7 +139,9 @@ def read_results(folder: Path) -> Results:
                 facts.metric,
                 facts.higher_is_better,
                 tuple(columns),
-                *numpy.moveaxis(grid, -1, 0),
+                values,
+                success,
+                alarms,
                 facts.is_share,
             )
         )
@@ -301,9 +304,7 @@ def write_matrix(folder: Path, out: Path, figures: Sequence[Format] = ()) -> Pat
     """The report on disk: a page, tables as CSV and LaTeX, heat maps in these formats."""
     found = matrix_report(folder)
     head = {"title": found.title, "subtitle": found.subtitle, "lead": found.lead}
-    page = write_page({**head, "status": "matrix"}, found.sections, out / "report.html")
-    write_items([item for items in found.sections.values() for item in items], out, figures)
-    return page
+    return write_sections({**head, "status": "matrix"}, found.sections, out, figures)
 
 
 def matrix_report(folder: Path) -> MatrixReport:

@@ -156,17 +156,14 @@ class FoolsGold(Evidence):
 
         c_ab ← c_ab · v_a/v_b  where v_b > v_a,
         α_a = 1 − max_b c_ab,  divided by the largest α,
-        α_a ← confidence · (ln(α_a/(1 − α_a)) + 0.5),  cut to [0, 1].
+        α_a ← κ · (ln(α_a/(1 − α_a)) + 0.5),  cut to [0, 1].
 
     Weights are the prior weights times α. If all α are 0, all weights are. The sums of the clients that
     were seen are kept: one model each. All parameters count as indicative features.
-
-    Args:
-        confidence: κ of the paper.
+    κ, the confidence, is 1.
     """
 
     client_models: ClassVar[int] = 1
-    confidence: PositiveFloat = 1.0
 
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
@@ -178,12 +175,12 @@ class FoolsGold(Evidence):
         sums.index_add_(0, rows.to(sums.device), updates).nan_to_num_()  # of huge updates: finite
         present = prior > 0
         trust = torch.zeros_like(prior)
-        trust[present] = distinctness(sums[rows[present]], self.confidence)
+        trust[present] = distinctness(sums[rows[present]])
         after = {"ids": ids, "sums": sums}
         return Posterior(to_weights(prior * trust), after)
 
 
-def distinctness(vectors: Tensor, confidence: float = 1.0) -> Tensor:
+def distinctness(vectors: Tensor) -> Tensor:
     """FoolsGold's α [n] of vectors [n, d], by the cosines of all pairs.
 
     >>> distinctness(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]]))
@@ -197,7 +194,7 @@ def distinctness(vectors: Tensor, confidence: float = 1.0) -> Tensor:
     largest = (cosines * pardon.clamp(max=1)).amax(1).clamp(min=0)
     alpha = (1 - largest).clamp(0, 1)
     alpha = alpha / alpha.max().clamp(min=SMALLEST)
-    return (confidence * (alpha.logit() + 0.5)).clamp(0, 1)
+    return (alpha.logit() + 0.5).clamp(0, 1)
 
 
 @EVIDENCE.register("law", needs("models", "server_samples"))

@@ -36,7 +36,10 @@ class LossRecord:
 
     def loss(self) -> Loss:
         """The loss that was written; ValueError where there is no such loss."""
-        return make_loss(self.kind, self.options)
+        try:
+            return make_loss(self.kind, self.options)
+        except TypeError:
+            raise ValueError(f"loss {self.kind!r} does not take these values") from None
 
 
 def make_loss(kind: str, options: Mapping[str, Any], counts: Tensor | None = None) -> Loss:

@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...registry import NonNegativeFloat, Registry, suggest
+from ...registry import Registry, suggest
 
 Quantifier = Literal["any", "at_least_half", "most", "as_many_as_possible", "all"]
-READS = "it reads"
 QUANTIFIERS = {  # Q rises from 0 to 1 between these shares of the criteria
     "any": (0.0, 1e-9),
     "at_least_half": (0.0, 0.5),
@@ -389,45 +388,6 @@ class Product(Score):
     def _exponents(self, names: Sequence[str]) -> tuple[float, ...]:
         powers = self.powers or {}
         return tuple(powers.get(name, 1.0) for name in names)
-
-
-@SCORES.register("disco")
-@dataclass(frozen=True)
-class Disco(Score):
-    """max(0, n − a·d + b): a client's share n of the cohort's samples, less its label discrepancy d (Ye et al., 2023).
-
-    d = 1 − closeness is in its own units, which needs `normalise = "none"`, the default here (FedDisco).
-
-    Args:
-        a: weight of the discrepancy.
-        b: what every client gets.
-        size: label of the criterion with the number of samples.
-        closeness: label of the criterion `label_closeness`.
-
-    >>> Disco(a=0.5, b=0.1)(["dataset_size", "label_closeness"], torch.tensor([[30.0, 0.8], [10.0, 0.1]]))
-    tensor([0.7500, 0.0000])
-    """
-
-    a: NonNegativeFloat = 0.5
-    b: NonNegativeFloat = 0.1
-    size: str = "dataset_size"
-    closeness: str = "label_closeness"
-
-    default_normaliser = "none"
-    needs_units = True
-    compares_clients = True
-
-    def check(self, names: Sequence[str]) -> None:
-        """ValueError unless the method has both criteria."""
-        for name in (self.size, self.closeness):
-            _require_known(READS, name, names)
-
-    def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
-        """See the class."""
-        columns = dict(zip(names, values.T, strict=True))
-        size, closeness = columns[self.size], columns[self.closeness]
-        share = size / size.sum().clip(min=1e-300)
-        return (share - self.a * (1 - closeness) + self.b).clip(min=0)
 
 
 def _joined(subset: int, names: Sequence[str]) -> str:

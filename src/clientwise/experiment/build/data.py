@@ -40,18 +40,19 @@ def load_samples(experiment: Experiment) -> Samples:
     """The dataset, before it is divided among clients."""
     if experiment.own_samples is not None:
         return scored(experiment, experiment.own_samples)
+    named = experiment.data
     missing = [key for key in MISSING if getattr(experiment, key) is None]
-    if missing or experiment.data is None:
+    if missing or named is None:
         raise ConfigError(experiment.source, [(key, MISSING[key]) for key in missing])
     folder = data_folder(experiment)
-    load: Callable[[], Samples] = partial(make(DATASETS, experiment.data), folder)
+    load: Callable[[], Samples] = partial(make(DATASETS, named), folder)
     where = f"{experiment.source}: data"
     try:
         if experiment.features is None:
             samples = load()
         else:
             device = pick_device(experiment.device)
-            samples = with_features(experiment.data, experiment.features, folder, device, load)
+            samples = with_features(named, experiment.features, folder, device, load)
         if samples.after_partition is None:
             samples.check_finite()
         return scored(experiment, samples)
@@ -60,10 +61,12 @@ def load_samples(experiment: Experiment) -> Samples:
     except (ClientwiseError, OSError, MemoryError):
         raise
     except Exception as error:  # a user's own dataset may raise anything
-        message = f"{where}: {experiment.data.name}: {type(error).__name__}: {error}"
+        hint = ""
         if folder is None:
-            keys = "`data_dir` in the config, --data-dir or CLIENTWISE_DATA"
-            message += f"; no data folder is set: {keys}"
+            hint = (
+                "; no data folder is set: `data_dir` in the config, --data-dir or CLIENTWISE_DATA"
+            )
+        message = f"{where}: {named.name}: {type(error).__name__}: {error}{hint}"
         raise DataError(message) from error
 
 
@@ -245,7 +248,7 @@ def hold_back(data: FederatedData, fraction: float, seed: int) -> FederatedData:
         data,
         train=dealt(data.train, kept),
         test=dealt(data.train, held),
-        poisoned=dealt(data.poisoned, kept) if data.poisoned else None,
+        poisoned=data.poisoned and dealt(data.poisoned, kept),
         new_data=(),  # values are found on the data that the run begins with
     )
 

@@ -73,13 +73,11 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
 
 def optimizers_in_words(experiment: Experiment) -> str:
     """The clients' optimizers with their learning rates, and of which methods where these differ."""
-
     methods: dict[str, list[str]] = {}
     for method in experiment.build_methods():
-        training = method.training
-        text = f"{part_of(training.optimizer).name}, learning rate {training.learning_rate:g}"
-        if training.learning_rate == declared_of(training.optimizer).learning_rate:
-            text += " (its default)"
+        optimizer, rate = method.training.optimizer, method.training.learning_rate
+        default = " (its default)" if rate == declared_of(optimizer).learning_rate else ""
+        text = f"{part_of(optimizer).name}, learning rate {rate:g}{default}"
         methods.setdefault(text, []).append(method.name)
     if len(methods) == 1:
         return next(iter(methods))
@@ -114,8 +112,7 @@ def _server_set(experiment: Experiment, data: FederatedData) -> str:
     held = {"weigh by": data.weigh, "report on": data.report}
     parts = [f"{len(one.indices):,} samples to {use}" for use, one in held.items() if one]
     text = ", ".join(parts) or "none"
-    by_clients = experiment.server_set.source == "clients"
-    return text + "; the cohort evaluates models" * by_clients
+    return text + "; the cohort evaluates models" * (experiment.server_set.source == "clients")
 
 
 def _model(experiment: Experiment, executor: DeviceExecutor) -> str:
@@ -144,15 +141,12 @@ def _memory(experiment: Experiment, data: FederatedData, executor: DeviceExecuto
 
 def _criteria(experiment: Experiment) -> str:
     """What the weights are based on: what clients say about themselves, and what the server measures."""
-    methods = [method for method in experiment.build_methods() if method.control is None]
-    found = {one.name: is_claimed(one.part) for method in methods for one in method.criteria}
-    kinds = {"claimed by the clients": True, "measured by the server": False}
-    parts = []
-    for kind, claimed in kinds.items():
-        names = [name for name, one in found.items() if one == claimed]
-        if names:
-            parts.append(f"{kind}: {', '.join(names)}")
-    return "; ".join(parts)
+    kinds: dict[str, dict[str, None]] = {"claimed by the clients": {}, "measured by the server": {}}
+    claimed, measured = kinds.values()
+    for method in experiment.build_methods():
+        for criterion in method.criteria if method.control is None else ():
+            (claimed if is_claimed(criterion.part) else measured)[criterion.name] = None
+    return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
 
 
 def _privacy(experiment: Experiment, data: FederatedData, plan: Plan) -> str:
@@ -170,13 +164,14 @@ def _privacy(experiment: Experiment, data: FederatedData, plan: Plan) -> str:
             where = "noise of the clients" if privacy.local else "noise of the server"
             drawn = "secret noise" if privacy.secret else "simulated noise, known from the seed"
             what = f"{accountant.relation}; training samples alone, not the server's"
-            text += f" at δ = {privacy.delta:g} ({what}; {where}; {drawn})"
-            found.append(f"{method.name}: {text}")
+            found.append(
+                f"{method.name}: {text} at δ = {privacy.delta:g} ({what}; {where}; {drawn})"
+            )
         if training.sample_noise is not None:  # every step is 1/z-Gaussian differentially private
             mu = math.sqrt(rounds * training.epochs) / training.sample_noise
             text = f"μ = {mu:.2g}, ε = {gaussian_epsilon(mu, ROW_DELTA):.2g} at δ = {ROW_DELTA:g}"
-            text += f" for one training sample, given its class, after {rounds} rounds"
-            found.append(f"{method.name}: {text}")
+            of = f"for one training sample, given its class, after {rounds} rounds"
+            found.append(f"{method.name}: {text} {of}")
     return f"\n{'':<{TITLE}}".join(found)
 
 
@@ -213,7 +208,7 @@ def doubts(
     if not len(data.train.indices):  # the server of a deployment
         return found
     if lacking := uncovered(data, data.weigh):
-        found.append(lacking.in_words(data))
+        found.append(lacking)
     found += _about_equal_rows(data)
     found += _about_targets(data)
     found += _about_network(data, executor)

@@ -14,10 +14,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema, create_model
 from pydantic_core import CoreSchema
-from pydantic_core.core_schema import (
-    no_info_after_validator_function,
-    with_info_plain_validator_function,
-)
+from pydantic_core.core_schema import with_info_plain_validator_function
 
 from ...core.criteria import CRITERIA, CriterionDeclaration
 from ...core.objective.loss import LOSSES, FunctionLoss
@@ -157,22 +154,16 @@ class DrawnFrom(PartOf):
         return super().read(constant, config)
 
 
-@dataclass(frozen=True)
-class NameOf:
+class NameOf(PartOf):
     """Marks a key that names a part without options: `Annotated[str, NameOf(METRICS)]`."""
 
-    registry: Registry[Any]
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        return no_info_after_validator_function(self._check, handler(source))
-
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+        """A name."""
         return {"$comment": f"name of a {self.registry.kind}", "enum": list(self.registry)}
 
-    def _check(self, name: str | None) -> str | None:
-        if name is not None and name not in self.registry:
-            refuse([("", f"unknown {self.registry.kind} {name!r}{suggest(name, self.registry)}")])
-        return name
+    def read(self, value: Any, config: Reading | None) -> str | None:
+        """The name, if there is such a part."""
+        return None if value is None else read_part(self.registry, value).name
 
 
 class _AnyOptions(ConfigTable):

@@ -166,24 +166,25 @@ def _grown(matrix: Matrix, folder: Path) -> Matrix:
     if before.name != matrix.name:
         said = f"was run with another config: name = {matrix.name!r} (was {before.name!r})"
         raise RunError(f"{folder}: {said}. Resume it with {MATRIX_FILE}, or choose another folder")
-    old = before.settings
-    new = matrix.settings
     methods: dict[str, Any] = {}
+    seeds: list[int] = []
+    attacks: dict[str, Any] = {}
+    shares: list[float] = []
+    data: dict[str, Any] = {}
     for one in (before, matrix):  # the given one wins: a difference is seen
-        resolved = one.cells[0].experiment.to_dict()["methods"]
+        experiment = one.cells[0].experiment
+        resolved = experiment.to_dict()["methods"]
         names = [method["name"] for method in resolved]
         methods |= zip(names, one.table.get("methods", resolved), strict=True)
-    joined: dict[str, Any] = {
-        "attacks": {**old.attacks, **new.attacks},
-        "shares": list(dict.fromkeys([*old.shares, *new.shares])),
-    }
-    if old.data or new.data:
-        # The federation of a matrix that names none
-        alone: dict[str, dict[str, Any]] = {matrix.name: {}}
-        joined["data"] = {**(old.data or alone), **(new.data or alone)}
-    if oracle := new.oracle or old.oracle:
+        seeds += experiment.seeds
+        attacks |= one.settings.attacks
+        shares += one.settings.shares
+        data |= one.settings.data or {matrix.name: {}}  # the federation of a matrix that names none
+    joined = {"attacks": attacks, "shares": list(dict.fromkeys(shares))}
+    if data != {matrix.name: {}}:
+        joined["data"] = data
+    if oracle := matrix.oracle or before.oracle:
         joined["oracle"] = oracle
-    seeds = [seed for one in (before, matrix) for seed in one.cells[0].experiment.seeds]
     table = {**matrix.table, "methods": list(methods.values()), "matrix": joined}
     return load_matrix({**table, "seeds": list(dict.fromkeys(seeds))})
 

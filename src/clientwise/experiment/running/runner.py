@@ -43,7 +43,7 @@ from .origin import (
     versions,
     with_initial_parameters,
 )
-from .ray_lanes import can_be_sharded, connected_to_ray, run_on_ray, sharded
+from .ray_lanes import connected_to_ray, run_on_ray, sharded
 from .resume import (
     FACT,
     claim,
@@ -312,7 +312,8 @@ class _Session:
         where = slots(on_gpu=self._first.executor.device.type == "cuda")
         in_shards: list[Pair] = []
         if len(todo) < sum(slot.cores for slot in where):
-            in_shards = [pair for pair in todo if can_be_sharded(pair[1])]
+            # A round of another control has one client
+            in_shards = [pair for pair in todo if pair[1].control in (None, "alone")]
         whole = [pair for pair in todo if pair not in in_shards]
         for seed, method in todo:
             # Reports list the methods in the order of their lanes, and compare with the first.

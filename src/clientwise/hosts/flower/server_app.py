@@ -95,11 +95,8 @@ def _log_round(experiment: Experiment, progress: Progress) -> None:
     where = (
         f"{progress.method}, seed {progress.seed}, round {record.round_num} of {progress.rounds}"
     )
-    quality = ""
-    if record.report:
-        quality = f", on the server's samples {float(record.report.overall()[0]):.4f}"
-    elif record.local:
-        quality = f", on the clients' samples {float(record.local.overall()[0]):.4f}"
+    shown = record.report or record.local
+    quality = f", metric {float(shown.overall()[0]):.4f}" if shown else ""
     log.info("%s: %d clients weighed%s", where, len(record.client_ids), quality)
     names = dict(enumerate(experiment.flower.clients))
     missing = record.local.missing if record.local else ()
