@@ -312,8 +312,13 @@ def _check_forged(name: str, attack: Attack, engine: LocalEngine) -> None:
     trained, *honest = _drawn(1 + NUM_HONEST, len(sent))
     truth = {"a criterion": torch.tensor([4.0])}
     others = {"a criterion": torch.arange(1.0, NUM_HONEST + 1)}
-    judge = partial(engine.evaluate, [0])
-    cohort = Honest(torch.stack(honest), others, {"a criterion": math.inf}, 2, judge)
+    cohort = Honest(
+        torch.stack(honest),
+        others,
+        {"a criterion": math.inf},
+        num_hostile=2,
+        judge=lambda updates: engine.evaluate([0], sent + updates),
+    )
     last = torch.ones_like(sent) if "last_model" in declared else None
     seen = Knowledge(
         trained.clone(),
@@ -369,6 +374,8 @@ def _clients(
     devices = Devices(*torch.rand(7, CLIENTS, generator=_generator()).double())
     data = FederatedData(samples, held, held, None, None, attributes=attributes, devices=devices)
     network = nn.Sequential(nn.Flatten(), nn.Linear(SIZE**2, CLASSES), nn.BatchNorm1d(CLASSES))
+    for weights in network.parameters():
+        nn.init.normal_(weights, generator=_generator())
     return LocalEngine(data, network, seed=1)
 
 
@@ -376,7 +383,8 @@ def _arrivals(engine: LocalEngine, criterion: Criterion, rows: Sequence[int]) ->
     """Some of three models: a copy of the global one, one that moved a little, one that moved far."""
     clients = list(rows)
     model = engine.initial_model
-    models = model + torch.tensor([0.0, 0.5, 8.0])[:, None]
+    direction = torch.rand(len(model), generator=_generator())
+    models = model + torch.tensor([0.0, 0.5, 8.0])[:, None] * direction
     memory = {}
     if criterion.memory:
         memory[criterion.part.name] = criterion.memory.first(CLIENTS)[clients]
