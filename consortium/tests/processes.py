@@ -143,7 +143,7 @@ class Processes:
     """
 
     def __init__(
-        self, federation: Federation, context: Any, label: str, plan: dict[str, str]
+        self, federation: Federation, context: Any, label: str, plan: dict[str, Any]
     ) -> None:
         self.federation = federation
         self.folder = federation.folder
