@@ -37,7 +37,7 @@ def context() -> Iterator[Any]:
 def begin(context: Any, keys: Keys, tmp_path: Path) -> Iterator[Callable[..., Processes]]:
     begun: list[Processes] = []
 
-    def start(plan: dict[str, str], **changes: Any) -> Processes:
+    def start(plan: dict[str, Any], **changes: Any) -> Processes:
         federation = Federation(tmp_path, keys, flower=FLOWER, **changes)
         if changes.get("evaluation"):  # south approves exact results
             for name in NAMES:
