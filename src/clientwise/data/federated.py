@@ -215,6 +215,10 @@ class Holdings:
         rows = (torch.arange(len(owner)) + starts[owner]).to(self.indices.device)
         return self.indices[rows], self.targets[rows], owner
 
+    def picked(self, rows: Sequence[Tensor | slice]) -> Holdings:
+        """Holders of these rows, one for each entry."""
+        return Holdings.of([(self.indices[own], self.targets[own]) for own in rows])
+
     def only(self, holders: Sequence[int]) -> Holdings:
         """The same of some holders, in their order; the others keep their numbers and hold nothing."""
         indices, targets, _ = self.gather(holders)
