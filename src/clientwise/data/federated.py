@@ -215,8 +215,8 @@ class Holdings:
         rows = (torch.arange(len(owner)) + starts[owner]).to(self.indices.device)
         return self.indices[rows], self.targets[rows], owner
 
-    def picked(self, rows: Sequence[Tensor | slice]) -> Holdings:
-        """Holders of these rows, one for each entry."""
+    def picked(self, rows: Sequence[Any]) -> Holdings:
+        """Holders of these rows: a slice or positions for each."""
         return Holdings.of([(self.indices[own], self.targets[own]) for own in rows])
 
     def only(self, holders: Sequence[int]) -> Holdings:
