@@ -51,7 +51,7 @@ def audited(run: Any, method: str, seed: int, round_num: int) -> str:
     """All words of the audit of a round."""
     found = audit(Round(record_of(run), method, seed, round_num))
     words = [
-        item if isinstance(item, str) else str(item.texts())
+        item if isinstance(item, str) else f"{[*item.columns]} {item.texts()}"
         for item in found
         if not isinstance(item, Chart)
     ]

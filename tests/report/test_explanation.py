@@ -13,6 +13,7 @@ import torch
 from sklearn.datasets import load_digits
 
 import clientwise as cw
+from clientwise.attacks.attack import Knowledge
 from clientwise.record.run import RunFolder
 from clientwise.report.audit import audit, why
 from clientwise.report.explanation import Explanation, Round, explain
@@ -29,12 +30,19 @@ ATTACKS: dict[str, Any] = {
     "mislabelled": {"attack": "wrong_labels"},
     "inverted": {"attack": "sign_flip"},
     "scaled": {"attack": {"name": "scaling", "factor": 10.0}},
-    "copy": {"attack": {"name": "mimic", "place": 0}},  # of the first honest client
+    "copy": {"attack": "copies_first"},
     "sleeper": {"attack": {"name": "sign_flip", "strength": 2.0}, "from_round": TURNS},
     "broken": {"attack": "broken"},
 }
 SIZES = {"tiny": 10, "rare class": 50, "clean 3": 180}
 RARE = 9  # a class that one client alone has
+
+
+class CopiesFirst(cw.parts.Attack):
+    """Sends the update of the first honest client, which is "copied"."""
+
+    def forge(self, known: Knowledge) -> torch.Tensor:
+        return known.global_model + known.honest.updates[0]
 
 
 def clients() -> tuple[dict[str, Any], Any]:
@@ -57,6 +65,8 @@ def clients() -> tuple[dict[str, Any], Any]:
 def run() -> RunFolder:
     own, held_out = clients()
     hostile = [{"clients": [name], **attack} for name, attack in ATTACKS.items()]
+    sees_all = cw.parts.needs("whole_cohort")
+    cw.parts.ATTACKS.register("copies_first", sees_all)(CopiesFirst)
     torch.manual_seed(3)
     capped = {"name": "capped", "criteria": ["dataset_size"], "bounds": {"cap": CAP}}
     found = cw.fit(

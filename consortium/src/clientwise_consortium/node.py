@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ from .settings import NodeSettings, credential
 log = logging.getLogger("clientwise.consortium")
 HEAD = re.compile("[0-9a-f]{1,64}")
 PURPOSES = ("train", "evaluate", "key", "criteria", "update")
-MOST_STRANGE = 1000  # messages that are noted, though they are not the coordinator's
+MOST_STRANGE = 1000  # messages of a kind that are noted, though they led to nothing
 
 
 @dataclass
@@ -90,7 +91,7 @@ class Node:
         self._app = client_app(read.for_library(), load_npz, gate=self._gate)
         self._session = SiteSide(settings.site, identity, coordinator[settings.coordinator])
         self._masked: MaskedRound | None = None
-        self._strange = 0
+        self._strange: Counter[str] = Counter()
         self._write_summary()
 
     def answer(self, message: bytes) -> bytes:
@@ -104,9 +105,7 @@ class Node:
             content = self._session.instruction(header, rest)
         except UntrustedError as error:
             log.warning("not answered: %s", error)
-            self._strange += 1
-            if self._strange <= MOST_STRANGE:  # no mailbox can fill the disk
-                self._ledger.note("strange", self._approval.id, str(error))
+            self._note_strange("strange", str(error))
             return join({"kind": UNKNOWN})
         reply = self._obeyed(str(header["purpose"]), content)
         return self._session.reply(header, reply)
@@ -135,7 +134,7 @@ class Node:
         if not is_state(known) or self._ledger.has(*known):
             return {}
         log.warning("the ledger was set back: it has no longer the %d events that it had", known[0])
-        self._ledger.note("went back", self._approval.id, known[0])
+        self._note_strange("went back", known[0])
         return {"went_back": True}
 
     def _why(self, purpose: str, error: Exception) -> str:
@@ -146,8 +145,14 @@ class Node:
         else:
             reason, event = f"{type(error).__name__}; the site's log says more", "failed"
             log.exception("%s failed", purpose)
-        self._ledger.note(event, self._approval.id, {"purpose": purpose, "reason": reason})
+        self._note_strange(event, {"purpose": purpose, "reason": reason})
         return reason
+
+    def _note_strange(self, event: str, facts: Any) -> None:
+        """Note what led to nothing; not without end, for then others could fill the disk."""
+        self._strange[event] += 1
+        if self._strange[event] <= MOST_STRANGE:
+            self._ledger.note(event, self._approval.id, facts)
 
     def _act(self, purpose: str, asked: Row, rest: bytes) -> tuple[dict[str, Any], bytes]:
         if purpose in ("train", "evaluate"):
@@ -274,7 +279,10 @@ def _approved(settings: NodeSettings) -> Approval:
 
 def _refuse_set_back(ledger: Ledger, last: Path) -> None:
     """Refuse to begin with a ledger that has not what it had at the last reply."""
-    if last.exists() and not ledger.has(*json.loads(last.read_bytes())):
+    if not last.exists():
+        return
+    state = json.loads(last.read_bytes())
+    if not is_state(state) or not ledger.has(*state):
         raise UntrustedError(
             "this site's ledger was set back: what left the site since then is not in it. If it was restored and the "
             f"other members know it, remove {last}"

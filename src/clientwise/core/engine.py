@@ -17,6 +17,7 @@ from .types import (
     Evaluation,
     Folded,
     ModelSpec,
+    ServerNetwork,
     ServerPart,
     ServerState,
     Task,
@@ -57,6 +58,13 @@ class Engine(Protocol):
         """Gradients [g, d] at `model` [d] of the mean loss of g groups of the samples the server weighs by.
 
         The loss is that of an evaluation: no dropout, no adapted loss. Buffers have no gradient.
+        """
+        ...
+
+    def server_network(self) -> ServerNetwork | None:
+        """The network as a function, with the samples the server weighs by.
+
+        None without such samples, or where inputs cannot be changed a little: tokens, several inputs.
         """
         ...
 

@@ -28,6 +28,7 @@ from .candidates import (
 from .cohort import Cohort
 from .engine import CountsLabels, Engine
 from .evaluation import Evaluations, record_round, why_kept
+from .evidence.backdoor import loss_with, unlearned
 from .feedback import Adapted, Order, Search, all_orders
 from .method import Method, Plan
 from .types import (
@@ -200,7 +201,8 @@ def tune_and_choose(chosen: Candidate, task: Task, cohort: Cohort) -> Candidate:
     losses = None
     if method.fine_tune:
         training = method.scheduled(method.fine_tune, task.round_num)
-        models, losses = tune(models, replace(task, training=training), cohort)
+        patterns = chosen.posterior.scanned.patterns if chosen.posterior else None
+        models, losses = tune(models, replace(task, training=training), cohort, patterns)
     if len(models) == 1:
         return replace(chosen, model=models[0])
     assert isinstance(method.server_step, BestOf)
@@ -214,18 +216,33 @@ def tune_and_choose(chosen: Candidate, task: Task, cohort: Cohort) -> Candidate:
     return replace(chosen, model=models[used], step_state=step_state, steps=steps)
 
 
-def tune(models: Tensor, task: Task, cohort: Cohort) -> tuple[Tensor, Tensor | None]:
+def tune(
+    models: Tensor, task: Task, cohort: Cohort, patterns: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Train models [c, d] further on the server's samples; see `Method.line_search`.
+
+    Args:
+        models: to be trained.
+        task: how.
+        cohort: of the round.
+        patterns: of suspected backdoors [p, ...], which the models unlearn.
 
     Returns:
         The models [c, d], and their losses on these samples [c] if they were computed.
     """
     tuned = cohort.engine.train_server(models, task)
+    network = None if patterns is None else cohort.engine.server_network()
+    if network is not None and patterns is not None:
+        tuned = unlearned(network, tuned, patterns, task.training, task.round_num)
     if not cohort.method.line_search:
         return tuned, None
     fractions = torch.linspace(0, 1, LINE_SEARCH_POINTS, device=models.device)
     between = models[:, None] + fractions[:, None] * (tuned - models)[:, None]  # [c, points, d]
-    losses = cohort.judge(between.flatten(0, 1)).losses[:, 0].reshape(len(models), -1)
+    tried = between.flatten(0, 1)
+    losses = cohort.judge(tried).losses[:, 0]
+    if network is not None and patterns is not None:
+        losses = losses + loss_with(network, tried, patterns).to(losses)
+    losses = losses.reshape(len(models), -1)
     lowest, points = losses.nan_to_num(nan=torch.inf, posinf=torch.inf).min(1)
     # By numbers: a tensor of indices would have to be copied to a GPU first
     best = [between[row, point] for row, point in enumerate(points.tolist())]

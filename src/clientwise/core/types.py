@@ -268,6 +268,16 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class ServerNetwork:
+    """The network as a function of model and inputs, and the held-out samples of the server."""
+
+    outputs: Callable[[Tensor, Tensor], Tensor]  # model [d] and inputs [b, ...] to outputs [b, C]
+    inputs: Tensor  # [N, ...]
+    targets: Tensor  # [N]
+    num_classes: int
+
+
+@dataclass(frozen=True)
 class Gathered:
     """What the server holds at the end of a round, for parts that need the whole cohort."""
 
@@ -285,6 +295,7 @@ class Gathered:
     # See `Engine.server_gradients`; None where clients judge, or the server has no samples
     gradients: Callable[[Tensor, Sequence[Sequence[int]]], Tensor] | None = None
     compares_samples: bool = False  # whether the loss of a sample depends on the others (Cox's)
+    network: ServerNetwork | None = None  # see `Engine.server_network`
 
     def server_update(self) -> Tensor:
         """The update [d] of training the global model on the server's set, as a client would."""
@@ -321,6 +332,16 @@ class LookBack:
 
 
 @dataclass(frozen=True)
+class Scanned:
+    """What a scan for backdoors tells; see `evidence/backdoor.py`."""
+
+    z: Tensor | None = None  # [n] reaction of each client's model to suspect patterns
+    patterns: Tensor | None = None  # [p, ...] to be unlearned
+    notes: tuple[str, ...] = ()
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # for the next round
+
+
+@dataclass(frozen=True)
 class Posterior:
     """The weights after the evidence."""
 
@@ -335,6 +356,7 @@ class Posterior:
     notes: tuple[str, ...] = ()
     scale: float = 1.0  # factor on the parameters of the new model
     look_back: LookBack = LookBack()
+    scanned: Scanned = Scanned()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import hmac
@@ -22,6 +23,7 @@ from ..core.types import (
     Evaluation,
     LocalTraining,
     Refusal,
+    ServerNetwork,
     ServerPart,
     Task,
     Updates,
@@ -88,6 +90,7 @@ class LocalEngine:
         if executor is None:
             executor = DeviceExecutor(data.samples, module, device or torch.device("cpu"))
         self.executor: Executor = executor
+        self._module = module
         self.device = executor.device
         self.data = replace(data, samples=executor.samples).holdings_to(self.device)
         self.problem = data.samples.problem
@@ -402,6 +405,28 @@ class LocalEngine:
             as_evaluated=True,
         )
         return (job.starts - self._trained(job)) / GRADIENT_STEP.learning_rate
+
+    def server_network(self) -> ServerNetwork | None:
+        """See `core.engine.Engine`."""
+        return self._network
+
+    @functools.cached_property
+    def _network(self) -> ServerNetwork | None:
+        held = self.data.weigh
+        if held is None or not self.problem.num_classes or self.data.samples.integers:
+            return None
+        inputs = self.data.samples.network_inputs(held.indices)
+        if not isinstance(inputs, Tensor):
+            return None
+        module = copy.deepcopy(self._module).to(self.device).eval()
+        layers = self.spec.layers
+
+        def outputs(model: Tensor, inputs: Tensor) -> Tensor:
+            tensors = {one.name: model[one.start : one.stop].view(one.shape) for one in layers}
+            found: Tensor = torch.func.functional_call(module, tensors, (inputs,))
+            return found
+
+        return ServerNetwork(outputs, inputs, held.targets, self.problem.num_classes)
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.engine.Engine`."""

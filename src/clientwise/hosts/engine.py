@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..core.clock import Clock
 from ..core.criteria import ANY
 from ..core.objective.problem import Classification
-from ..core.types import Evaluation, Layer, ModelSpec, ServerPart, Task, Updates
+from ..core.types import Evaluation, Layer, ModelSpec, ServerNetwork, ServerPart, Task, Updates
 from ..data.federated import FederatedData
 from ..engine.local import LocalEngine
 from ..models.flat import FlatModel
@@ -103,6 +103,10 @@ class HostEngine:
         """See `core.engine.Engine`."""
         assert self._server is not None, "methods that need samples are refused beforehand"
         return self._server.train_server(models, task)
+
+    def server_network(self) -> ServerNetwork | None:
+        """See `core.engine.Engine`."""
+        return self._server.server_network() if self._server else None
 
     def server_gradients(self, model: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
         """See `core.engine.Engine`."""

@@ -136,6 +136,7 @@ FRAMES: dict[str, dict[str, Get]] = {
         "weight": attrgetter("record.weights"),
         "influence": attrgetter("influence"),
         "history_z": attrgetter("record.evidence.look_back.z"),
+        "pattern_z": attrgetter("record.evidence.scanned.z"),
         "copies": attrgetter("record.evidence.look_back.copies"),
         **_same("training_loss", "seconds"),
     },

@@ -35,10 +35,11 @@ LOSSES = {  # by the source of the server set: the loss that evidence is about
 SIGNIFICANT = {  # by witness, in a few words
     "loss": "would raise the loss",
     "past": "points against its own past",
+    "pattern": "reacts to a suspect pattern",
     "unknown": "significant evidence against it",
 }
 
-Witness = Literal["loss", "past", "unknown"]
+Witness = Literal["loss", "past", "pattern", "unknown"]
 Cause = Literal[
     "refused",
     "criteria",
@@ -55,7 +56,7 @@ Cause = Literal[
 Row = Mapping[str, Any]  # of a frame, with None for what is absent
 FACTS = ["round", "client", "name", "hostile", "refusal"]  # columns of the frame "weights"
 WEIGHTS = ["prior", "posterior", "copies", "weight", "influence"]
-NUMBERS = [*WEIGHTS, "z", "history_z", "harm", "harm_error"]
+NUMBERS = [*WEIGHTS, "z", "history_z", "pattern_z", "harm", "harm_error"]
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,9 @@ class Evidence:
         if self.witness == "past":
             verb = "pointed" if is_past else "points"
             return f"its update {verb} against its own earlier updates"
+        if self.witness == "pattern":
+            verb = "reacted" if is_past else "reacts"
+            return f"its model {verb} more than others to a pattern of a suspected backdoor"
         if self.witness == "unknown" or self.harm is None:
             return "its size is not recorded"
         verb = "would have raised" if is_past else "would raise"
@@ -508,9 +512,13 @@ def _witness(row: Row, margin: float) -> Witness:
     by_loss = 0.0
     if row["harm"] is not None and row["harm"] > least and row["harm_error"]:
         by_loss = (row["harm"] - least) / row["harm_error"]
-    if row["history_z"] is not None and row["history_z"] > by_loss:
-        return "past"
-    return "loss" if by_loss > 0 else "unknown"
+    found: dict[Witness, float] = {
+        "loss": by_loss,
+        "past": row["history_z"] or 0.0,
+        "pattern": row["pattern_z"] or 0.0,
+    }
+    largest = max(found, key=lambda witness: found[witness])
+    return largest if found[largest] > 0 else "unknown"
 
 
 def _bounded(row: Row, bounds: Row) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ...registry import needs
 from ..aggregation.robust import combine
-from ..types import Gathered, LookBack, Posterior
+from ..types import Gathered, LookBack, Posterior, Scanned
+from .backdoor import watch
 from .base import EVIDENCE, PageTest, StandardErrors, Strength, enlist, moved, with_rows
 
 GROUPS = 20  # of held-out samples, whose gradients are the witnesses
@@ -100,6 +101,10 @@ class Significance(PageTest):
     - `copies`: updates that are almost equal share the weight of one, in rounds with evidence from
       held-out samples.
 
+    `backdoors` scans the model for patterns that turn inputs of many classes into one. While a class is
+    suspect, clients whose models react to its pattern more than others lose weight, and `fine_tune` trains
+    the model to ignore the pattern (docs/evidence.md, "Backdoors").
+
     Args:
         threshold: in standard errors.
         slack: in standard errors per round.
@@ -108,6 +113,7 @@ class Significance(PageTest):
         liars: share of the judges that may lie together.
         history: whether a client's own past is a witness.
         copies: whether almost equal updates share the weight of one.
+        backdoors: whether to scan for backdoors; needs classes, and inputs that are numbers.
     """
 
     threshold: StandardErrors = 4.0
@@ -117,6 +123,7 @@ class Significance(PageTest):
     liars: Annotated[float, Ge(0), Lt(0.5)] = POSSIBLE_LIARS
     history: bool = False
     copies: bool = False
+    backdoors: bool = False
 
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
@@ -129,12 +136,17 @@ class Significance(PageTest):
         # Without held-out samples nothing tells whether the copies or the others are honest.
         copies = self.copies and held_out is not None
         past = look_back(gathered, memory, history=self.history, copies=copies)
-        found = self.posterior(rows, prior, larger(held_out, past.z), memory, past)
+        scanned = watch(gathered, memory) if self.backdoors else Scanned()
+        z = larger(held_out, past.z, scanned.z)
+        found = self.posterior(rows, prior, z, memory, past)
+        found = replace(
+            found, memory={**found.memory, **scanned.memory}, notes=scanned.notes, scanned=scanned
+        )
         if isinstance(harm, Harm):
             return replace(
                 found, harm=harm.mean, harm_error=harm.error, held_out_change=harm.change
             )
-        return replace(found, notes=(f"{harm}: no evidence from them",))
+        return replace(found, notes=(f"{harm}: no evidence from them", *found.notes))
 
     def _harm(self, gathered: Gathered, weights: Tensor) -> Harm | str:
         """The harm of each client, or why there is no evidence."""
@@ -358,13 +370,16 @@ def look_back(
     return LookBack(z.cpu(), counts, {"ids": ids, "past": past, "times": times})
 
 
-def larger(held_out: Tensor | None, history: Tensor | None) -> Tensor | None:
-    """The larger evidence against each client [n]; NaN is no evidence.
+def larger(held_out: Tensor | None, *others: Tensor | None) -> Tensor | None:
+    """The largest evidence against each client [n]; NaN is no evidence.
 
-    Agreement with the past alone is no evidence in favour of a client.
+    Other witnesses than the held-out samples are no evidence in favour of a client.
     """
-    if history is None:
-        return held_out
-    if held_out is None:
-        return history.nan_to_num(nan=0.0).clamp(min=0)
-    return torch.maximum(held_out, history.nan_to_num(nan=-torch.inf))
+    largest = held_out
+    for z in others:
+        if z is None:
+            continue
+        if largest is None:
+            largest = torch.zeros_like(z)
+        largest = torch.maximum(largest, z.nan_to_num(nan=-torch.inf))
+    return largest
