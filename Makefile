@@ -28,7 +28,7 @@ test-fire: .venv/ready
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m fire $$(grep -rl --include='*.py' 'mark\.fire' tests)
 
 # The package for real sites, with the version of Flower that it needs. With real processes of Flower, nginx
-# and hostile parties, in network namespaces (as root), half an hour: make test-consortium MARK=flower WORKERS=0
+# and hostile parties, in network namespaces (as root), four minutes: make test-consortium MARK=flower WORKERS=3
 MARK ?= not flower
 test-consortium: export PYTHONPATH := $(CURDIR)/.venv/flwr-1.42.0:$(CURDIR)/consortium/src
 test-consortium: .venv/ready

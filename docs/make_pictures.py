@@ -17,17 +17,12 @@ from clientwise.experiment.running.resume import new_folder
 from clientwise.record.run import RunFolder
 from clientwise.report.audit import shares
 from clientwise.report.charts import draw
+from clientwise.report.explanation import Round
 from clientwise.report.results import Results
 from clientwise.report.sections import metric_chart, result_table
 from clientwise.report.terminal import print_items
 
 DOCS = Path(__file__).parent
-AUDITED = [
-    "rounds=20",
-    "partition.concentration=1.0",
-    "federation.fraction=1.0",
-    'hostile=[{clients=2, attack="wrong_labels"}, {clients=2, attack="sign_flip"}]',
-]
 
 
 def main() -> None:
@@ -36,12 +31,10 @@ def main() -> None:
     experiment = cw.load(str(files("clientwise") / "demo.toml"))
     run = cw.run(experiment, new_folder("pictures"), progress=True)
     recorded = RunFolder(run.folder)
-    draw(shares(recorded, "Recommended", 1, run.facts.rounds), DOCS / "shares.png")
+    draw(shares(Round(recorded, "Recommended", 1, run.facts.rounds)), DOCS / "shares.png")
     results = Results([recorded])
-    draw(metric_chart(results), DOCS / "demo.png", [one.label for one in results.methods])
+    draw(metric_chart(results), DOCS / "demo.png")
     make_screenshots.main(run.folder)
-    audited = cw.load(str(files("clientwise") / "demo.toml"), AUDITED, {"methods": ["Recommended"]})
-    make_screenshots.audit(cw.run(audited, new_folder("audit")).folder)
     print_items(console, [result_table(results)])
     console.print(f"on {platform.machine()}, Python {platform.python_version()}")
 

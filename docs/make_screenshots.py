@@ -24,36 +24,15 @@ QUIET = (
 )
 
 
-def main(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
-    """The overview of one run."""
-    shoot(folder, out, scheme, [("overview", 1360, 1000, "")])
-
-
-def audit(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
-    """The audit of the last round of a run's last method."""
-    shoot(folder, out, scheme, [("audit", 1360, 1500, "Weight audit")])
-
-
-def shoot(folder: Path, out: Path, scheme: str, pictures: list[tuple[str, int, int, str]]) -> None:
-    """Photograph places of a run's page: name, width and height in pixels, and the heading of the place."""
+def main(folder: Path, out: Path = DOCS) -> None:
+    """Photograph the top of a run's page."""
     address = write_report([RunFolder(folder)], folder / "report").resolve().as_uri()
     with chromium() as browser:
-        for name, width, height, place in pictures:
-            context = browser.new_context(
-                viewport={"width": width, "height": height},
-                color_scheme="dark" if scheme == "dark" else "light",
-                reduced_motion="reduce",
-            )
-            page = context.new_page()
-            page.goto(address)
-            if place:
-                page.get_by_role("heading", name=place).evaluate("one => one.scrollIntoView()")
-            if name == "audit":
-                page.locator("details summary").last.click()
-            page.wait_for_timeout(1500)  # charts are drawn when they come into sight
-            shown = page.locator("details figure:has(svg)").last if name == "audit" else page
-            shown.screenshot(path=out / f"page-{name}.png")
-            context.close()
+        size = {"width": 1360, "height": 1000}
+        page = browser.new_page(viewport=size, color_scheme="light", reduced_motion="reduce")
+        page.goto(address)
+        page.wait_for_timeout(1500)  # charts are drawn when they come into sight
+        page.screenshot(path=out / "page-overview.png")
 
 
 @contextmanager

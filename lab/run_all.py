@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import clientwise as cw
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 from clientwise.record.run import is_finished
 
 HERE = Path(__file__).parent

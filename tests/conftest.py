@@ -20,13 +20,13 @@ from hypothesis import settings
 
 from clientwise.core.method import Method, Plan
 from clientwise.data.datasets import digits
-from clientwise.data.division import federate
 from clientwise.data.partition import dirichlet
 from clientwise.engine.hostile import HostileEngine
 from clientwise.engine.local import LocalEngine
 from clientwise.engine.wrapping import EmbeddedEngine
 from clientwise.experiment.reference import KINDS
 from clientwise.models.networks import linear
+from dividing import federate
 
 collect_ignore = ["base_install.py"]  # a program of test_base_install.py
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from clientwise.record.run import RunFolder
 from clientwise.report.audit import audit
+from clientwise.report.explanation import Explanation, Round
 from clientwise.report.items import Chart
 from clientwise.report.page import report_sections
 from clientwise.report.results import Results
@@ -47,11 +48,16 @@ def printed(run: Any) -> list[str]:
 
 
 def audited(run: Any, method: str, seed: int, round_num: int) -> str:
-    """All words of the audit of a round, with its parameters."""
-    found = audit(record_of(run), method, seed, round_num, details=True)
+    """All words of the audit of a round."""
+    found = audit(Round(record_of(run), method, seed, round_num))
     words = [
-        item if isinstance(item, str) else str(item.texts())
+        item if isinstance(item, str) else f"{[*item.columns]} {item.texts()}"
         for item in found
         if not isinstance(item, Chart)
     ]
     return " ".join(words)
+
+
+def is_harmful(one: Explanation) -> bool:
+    """Whether an update would raise the loss in this round, significantly and beyond the margin."""
+    return one.is_significant and one.evidence is not None and one.evidence.witness == "loss"

@@ -34,7 +34,7 @@ BELOW = {  # package or module: what it may import of clientwise, beside itself
     "prediction": "errors limits writing core data models engine record experiment",
     "results": "registry errors writing models record experiment report prediction",
     "fitting": "registry errors data models record experiment report results hosts",
-    "testing": "core data attacks",
+    "testing": "core data attacks engine",
 }
 TOP = {"api", "parts", "cli", "__init__", "__main__"}  # may import everything; nothing imports cli
 LIBRARIES = {  # package or module: the third-party libraries it may import
@@ -49,7 +49,7 @@ LIBRARIES = {  # package or module: the third-party libraries it may import
     "attacks": "annotated_types torch",
     "engine": "numpy ray torch",
     "record": "annotated_types numpy pandas pydantic pydantic_core safetensors torch",
-    "experiment": "annotated_types mlflow optuna pydantic pydantic_core ray safetensors tomli_w torch wandb",
+    "experiment": "annotated_types mlflow pydantic pydantic_core ray safetensors tomli_w torch wandb",
     "hosts": "flwr numpy ray safetensors tomli_w torch",
     "report": "jinja2 numpy pandas pydantic rich scipy torch vl_convert",
     "prediction": "numpy pandas torch",

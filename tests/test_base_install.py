@@ -180,7 +180,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data": "digits",
         "model": "linear",
         "partition": {"name": "dirichlet", "clients": 4, "concentration": 1.0},
-        "methods": ["FedAvg", "FedDisco", "IOWA", "OnlineAdjustment", "Recommended", "AdaFed"],
+        "methods": ["FedAvg", "FedProx", "FedLAW", "OnlineAdjustment", "Recommended", "AdaFed"],
     }
     bounded = {"name": "bounded", "bounds": {"cap": 0.4}, "rule": "krum"}
     cw.run({**config, "seeds": [1, 2]}, folder / "one", progress=False)

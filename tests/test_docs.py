@@ -326,7 +326,7 @@ def test_the_site_opens_at_the_newest_release(tmp_path: Path) -> None:
 
 PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)]+\.png)\)")
 # Made by `make docs`: the demo's picture, and the pages in a browser.
-BY_MAKE_DOCS = {"demo.png", "shares.png", "page-overview.png", "page-audit.png"}
+BY_MAKE_DOCS = {"demo.png", "shares.png", "page-overview.png"}
 
 
 def test_every_picture_is_made_with_the_numbers_of_its_page() -> None:

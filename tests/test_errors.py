@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 
 import clientwise
-from clientwise.core.weights.weighting import ScoreError
 from clientwise.errors import ClientwiseError, ConfigError
 from clientwise.experiment.matrix.runs import CellsFailedError
 
@@ -36,7 +35,6 @@ def test_every_error_can_be_pickled() -> None:
     assert len(kinds) > 4
     own_arguments = {
         ConfigError: ("my.toml", [("rounds", "must be greater than 0"), ("", "is empty")]),
-        ScoreError: ("mine", -0.5, 3, "Jena"),
         CellsFailedError: (Path("runs/m"), {"digits, clean": "its process was killed"}, 3),
     }
     for kind in kinds:

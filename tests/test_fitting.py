@@ -150,10 +150,6 @@ def test_a_run_has_weights_reasons_a_module_and_predictions(run: cw.Run) -> None
     answer, criteria, *_ = text.splitlines()
     assert answer == f"south has {share:.1%} of round 2's model; an equal share is 33.3%."
     assert "dataset_size 70 " in criteria
-    details = run.why("south", details=True)
-    assert details.startswith(text)
-    assert "Score: prioritized. Criteria: dataset_size." in details
-    assert "Score: " not in text
     assert repr(text) == str(text)
     inputs, targets = part(80)
     predicted = run.predict(inputs)
@@ -748,7 +744,7 @@ def test_functions_and_scores_stand_for_names(tmp_path: Path) -> None:
     of_labels = fit_with(criteria=[labels_seen, "dataset_size"], score=both)
     assert numpy.allclose(of_labels.weights, product.weights)
     assert of_labels.facts.functions.keys() == {"criterion labels_seen", "score both"}
-    assert "Score: both." in of_labels.why("west", details=True)
+    assert of_labels.config["methods"][0]["score"] == {"name": "both"}
     of_matrix = fit_with(criteria=["dataset_size"], score=squared)
     sizes = of_matrix.frame("clients")["num_train"].to_numpy() ** 2
     assert numpy.allclose(of_matrix.weights[2], sizes / sizes.sum())
@@ -756,7 +752,7 @@ def test_functions_and_scores_stand_for_names(tmp_path: Path) -> None:
     assert numpy.allclose(of_class.weights, of_matrix.weights)
     assert of_class.config["methods"][0]["score"] == {"name": "Powers", "power": 2.0}
     near = fit_with(criteria=[{"name": closeness, "as": "near"}], score=cw.mean)
-    assert "Criteria: near." in near.why("west", details=True)
+    assert {*near.frame("criteria")["criterion"]} == {"near"}
     assert cw.run({}, tmp_path / "a", data=cw.Samples.from_clients(sites()), model=net, **QUICK)
 
 

@@ -24,7 +24,6 @@ NOT_NEEDED = [
     "flwr",
     "ray",
     "mlflow",
-    "optuna",
     "tensorboard",
     "wandb",
     "efficientnet_lite_pytorch",

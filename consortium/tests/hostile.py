@@ -1,4 +1,4 @@
-"""Hostile parties, each as a process of its own: what they do in which round is in the variable HOSTILE."""
+"""Hostile parties, each as a process of its own. HOSTILE says what they do, by round; and what the mailbox does."""
 
 from __future__ import annotations
 
@@ -8,39 +8,79 @@ import itertools
 import json
 import os
 import random
+import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from clientwise.hosts.flower.wire import ARRAYS, REQUEST, pack, unpack
 from flwr.app import ConfigRecord
+from flwr.proto.message_pb2 import PushObjectRequest
 
 from clientwise_consortium.command import main
 from clientwise_consortium.fixed_point import Sums
-from clientwise_consortium.mailbox import from_bytes, to_bytes
+from clientwise_consortium.mailbox import ENVELOPE, from_bytes, to_bytes
 from clientwise_consortium.masks import Masker
+from clientwise_consortium.node import Node
 from clientwise_consortium.post import Post
+from clientwise_consortium.record import Record
+from clientwise_consortium.session import split
 
-PLAN = json.loads(os.environ.get("HOSTILE", "{}"))
-DISTURBED = ("pull-messages", "push-messages", "pull-object", "push-object")
+AGAIN = Path("again.json")  # what the members said to an instruction that was given twice
+LETTERS = Path("letters")  # what the mailbox read of sealed replies, in a file for each sender
+READ = Path("read-by-the-mailbox")
+DEATHS = Path("deaths")
+DISTURBED = Path("disturbed.json")  # how often the mailbox did what
 now: dict[str, Any] = {"round": 0}
 
 
 def deed() -> str:
     """What is to be done in this round; "": nothing."""
-    return str(PLAN.get(str(now["round"]), ""))
+    return str(json.loads(os.environ["HOSTILE"]).get(str(now["round"]), ""))
+
+
+def dies(what: str) -> None:
+    """This process, if it is its turn: its machine loses power. The folder `deaths` has those so far, in order."""
+    deaths = json.loads(os.environ["HOSTILE"]).get("deaths", [])
+    done = len(list(DEATHS.iterdir())) if DEATHS.exists() else 0
+    if deaths[done : done + 1] == [what]:
+        DEATHS.mkdir(exist_ok=True)
+        (DEATHS / f"{done} {what}").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def member() -> None:
-    """A site with a good key and an approval, whose parts are random, 100-fold, or those of an earlier round."""
-    begin, update, masked = Masker.__init__, Sums.update, Masker.masked
-    sent: list[torch.Tensor] = []
+    """A site with a good key and an approval. North dies; south sends what it should not."""
+    {"north": mortal_member, "south": hostile_member}.get(os.environ["PARTY"], main)()
+    sys.exit(main())
 
-    def noting(self: Masker, name: str, identity: Any, members: Any, terms: Any) -> None:
-        now["round"] = terms["round"]
-        begin(self, name, identity, members, terms)
+
+def mortal_member() -> None:
+    """Dies in a step, after its work and before its reply."""
+    act = Node._act
+
+    def acts(self: Node, purpose: str, asked: Any, rest: bytes) -> Any:
+        note_round(asked, rest)
+        done = act(self, purpose, asked, rest)
+        dies(f"north: {purpose}")
+        return done
+
+    Node._act = acts  # type: ignore[method-assign]
+
+
+def hostile_member() -> None:
+    """Its parts are random, 100-fold, those of an earlier round; or its letters are another member's."""
+    update, masked, reply = Sums.update, Masker.masked, Node.answer
+    act = Node._act
+    sent: list[torch.Tensor] = []
+    own: set[bytes] = set()
+
+    def acts(self: Node, purpose: str, asked: Any, rest: bytes) -> Any:
+        note_round(asked, rest)
+        return act(self, purpose, asked, rest)
 
     def changed(self: Sums, score: float, change: torch.Tensor) -> torch.Tensor:
         values = update(self, score, change)
@@ -55,15 +95,38 @@ def member() -> None:
             return sent[0] if deed() == "replayed" else part
         return part
 
-    Masker.__init__, Masker.masked, Sums.update = noting, replayed, changed  # type: ignore[method-assign]
-    sys.exit(main())
+    def answer(self: Node, message: bytes) -> bytes:
+        found = reply(self, message)
+        own.add(found)
+        if deed() == "others" and split(message)[0].get("purpose") == "update":
+            return min(
+                path.read_bytes() for path in LETTERS.iterdir() if path.read_bytes() not in own
+            )
+        return found
+
+    Masker.masked, Sums.update = replayed, changed  # type: ignore[method-assign]
+    Node.answer, Node._act = answer, acts  # type: ignore[method-assign]
+
+
+def note_round(asked: Any, rest: bytes) -> None:
+    """Which round an instruction is of: the first one of a masked round says it, and every plain one."""
+    if "round" in asked:
+        now["round"] = asked["round"]
+    elif rest and "roster" not in asked:
+        now["round"] = round_of(rest)
+
+
+def round_of(content: bytes) -> int:
+    plain = json.loads(str(from_bytes(content).config_records[REQUEST]["json"]))
+    return int((plain["task"] or plain)["round_num"])
 
 
 def coordinator() -> None:
-    """A coordinator with its good key: what it tells north, or all, is not what the others are told or approved."""
-    honest = Post.exchange
+    """A coordinator with its good key, which tells north, or all, something else, or asks for more; and dies."""
+    exchange, send, sign = Post.exchange, Post.send, Record.round_done
+    asks_more = False
 
-    def exchange(self: Post, step: str, contents: Any, seconds: float, facts: Any) -> Any:
+    def exchanged(self: Post, step: str, contents: Any, seconds: float, facts: Any) -> Any:
         now["round"] = facts.get("round", now["round"])
         if step == "criteria" and deed() == "roster":
             roster = {name: key for name, key in facts["roster"].items() if name != "south"}
@@ -71,32 +134,56 @@ def coordinator() -> None:
         if step == "criteria" and deed() == "noise":
             contents = {name: with_less_noise(one) for name, one in contents.items()}
         if step == "criteria" and deed() == "broadcast":
-            contents = {**contents, "north": with_other_model(contents["north"])}
+            contents = {**contents, "north": with_other_model(contents["north"], 1)}
         if step == "update" and deed() == "sums":
             north = {**facts, "sums": [2 * one for one in facts["sums"]]}
-            found = honest(self, step, {"north": contents["north"]}, seconds, north)
+            found = exchange(self, step, {"north": contents["north"]}, seconds, north)
             others = {name: one for name, one in contents.items() if name != "north"}
-            return found | honest(self, step, others, seconds, facts)
+            return found | exchange(self, step, others, seconds, facts)
+        found = exchange(self, step, contents, seconds, facts)
         if step == "update" and deed() == "twice":
-            honest(self, step, contents, seconds, facts)
-        return honest(self, step, contents, seconds, facts)
+            replies = exchange(self, step, contents, seconds, facts)
+            AGAIN.write_text(json.dumps({name: str(one.refused) for name, one in replies.items()}))
+        if step == "criteria":
+            dies("server: in the round")
+        return found
 
-    Post.exchange = exchange  # type: ignore[method-assign]
+    def sent(self: Post, purpose: str, contents: Any, facts: Any = None) -> Any:
+        nonlocal asks_more
+        if purpose != "train" or asks_more:
+            return send(self, purpose, contents, facts)
+        now["round"] = round_of(next(iter(contents.values())))
+        if deed() == "noise":
+            contents = {name: with_less_noise(one) for name, one in contents.items()}
+        names = send(self, purpose, contents, facts)
+        if deed() == "twice":
+            asks_more = True
+            for step in (0, 0, 1, 2):
+                others = {name: with_other_model(one, step) for name, one in contents.items()}
+                exchange(self, purpose, others, 12)
+            asks_more = False
+        return names
+
+    def signed(self: Record, body: Any, rows: Any) -> None:
+        if body.get("kept", "first") is None:  # of a round that was used
+            dies("server: before it signs")
+        sign(self, body, rows)
+
+    Post.exchange, Post.send, Record.round_done = exchanged, sent, signed  # type: ignore[method-assign]
     sys.exit(main())
 
 
 def with_less_noise(content: bytes) -> bytes:
     request = from_bytes(content)
-    plain = str(request.config_records[REQUEST]["json"])
-    table = json.loads(plain)
+    table = json.loads(str(request.config_records[REQUEST]["json"]))
     table["task"]["training"]["sample_noise"] = 0.01
     request[REQUEST] = ConfigRecord({"json": json.dumps(table)})
     return to_bytes(request)
 
 
-def with_other_model(content: bytes) -> bytes:
+def with_other_model(content: bytes, step: float) -> bytes:
     request = from_bytes(content)
-    request[ARRAYS] = pack(unpack(request.array_records[ARRAYS]) + 1)
+    request[ARRAYS] = pack(unpack(request.array_records[ARRAYS]) + step)
     return to_bytes(request)
 
 
@@ -105,25 +192,37 @@ class Mailbox(http.server.BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     to = 0
+    disturbs = False
     chance = random.Random(1)
     numbers = itertools.count(1)
+    done: ClassVar[Counter[str]] = Counter()
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.keep(body)
-        disturbed = self.path.rsplit("/", 1)[-1] in DISTURBED and bool(deed())
+        name = self.path.rsplit("/", 1)[-1]
+        if name == "push-object":
+            keep_letter(body)
+        disturbed = self.disturbs and name in (
+            "pull-messages",
+            "push-messages",
+            "pull-object",
+            "push-object",
+        )
         number = next(self.numbers) if disturbed else 1
-        if disturbed:
+        if disturbed and number % 3 == 0:
             time.sleep(self.chance.random())  # others overtake it
-        if number % 19 == 0:  # the request is lost
+            self.note("held back")
+        if number % 31 == 0:
             self.close_connection = True
-            return
+            return self.note("requests dropped")
         status, content, headers = self.passed_on(body)
         if number % 7 == 0:
             status, content, headers = self.passed_on(body)
-        if number % 23 == 0:  # the answer is lost
+            self.note("repeated")
+        if number % 41 == 0:
             self.close_connection = True
-            return
+            return self.note("answers dropped")
         self.keep(content)
         self.send_response(status)
         for name, value in headers:
@@ -143,15 +242,33 @@ class Mailbox(http.server.BaseHTTPRequestHandler):
         return reply.status, content, reply.getheaders()
 
     def keep(self, content: bytes) -> None:
-        with Path("read-by-the-mailbox").open("ab") as file:
+        with READ.open("ab") as file:
             file.write(content)
+
+    def note(self, what: str) -> None:
+        self.done[what] += 1
+        DISTURBED.write_text(json.dumps(self.done))
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing."""
 
 
+def keep_letter(body: bytes) -> None:
+    """Keep the last sealed reply of a node."""
+    pushed = PushObjectRequest.FromString(body)
+    try:
+        record = ConfigRecord.inflate(pushed.object_content)
+    except ValueError:  # another part of a message
+        return
+    content = record.get(ENVELOPE) or record.get("bytes")
+    if isinstance(content, bytes) and split(content)[0].get("kind") == "sealed":
+        LETTERS.mkdir(exist_ok=True)
+        (LETTERS / str(pushed.node.node_id)).write_bytes(content)
+
+
 def mailbox() -> None:
     """Listen at one port of this machine, and pass on to another."""
     own, Mailbox.to = int(sys.argv[1]), int(sys.argv[2])
-    now["round"] = "all"
+    now["round"] = "mailbox"
+    Mailbox.disturbs = deed() == "disturbs"
     http.server.ThreadingHTTPServer(("127.0.0.1", own), Mailbox).serve_forever()

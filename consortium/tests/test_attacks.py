@@ -25,15 +25,23 @@ import tomli_w
 import torch
 from clientwise.core.types import Task
 from clientwise.errors import ClientwiseError, RunError
-from clientwise.hosts.flower.wire import ARRAYS, KEPT, NUMBERS, REQUEST, pack, unpack, write_request
+from clientwise.hosts.flower.wire import (
+    ARRAYS,
+    CRITERION,
+    NUMBERS,
+    REQUEST,
+    pack,
+    unpack,
+    write_request,
+)
 from clientwise.hosts.protocols import Refused, Request
 from clientwise.registry import Part
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 import test_install
-from clientwise_consortium.approval import Experiment
-from clientwise_consortium.canonical import ConsortiumError, encode
+from clientwise_consortium.approval import Experiment, in_words, propose
+from clientwise_consortium.canonical import ConsortiumError, digest, encode
 from clientwise_consortium.claims import claimed
 from clientwise_consortium.command import main, show
 from clientwise_consortium.fixed_point import Sums, Void
@@ -42,13 +50,21 @@ from clientwise_consortium.ledger import LedgerError
 from clientwise_consortium.mailbox import from_bytes, to_bytes
 from clientwise_consortium.masked import fixed_of
 from clientwise_consortium.masks import KEY, Masker
-from clientwise_consortium.record import LINES, ROWS, by_line, statement
+from clientwise_consortium.record import (
+    LINES,
+    ROWS,
+    Record,
+    by_line,
+    read,
+    statement,
+    statement_faults,
+)
 from clientwise_consortium.session import HERE, ServerSide, join, split
 from clientwise_consortium.settings import NodeSettings, credential
 from clientwise_consortium.verify import rounds, verify
 from conftest import NAMES, Keys
 from federation import Federation, config
-from test_record import Written
+from test_record import SECRET, Written
 
 HEAD = 64 * "0"
 MODEL = torch.zeros(5)  # of two classes and four inputs
@@ -106,6 +122,14 @@ class World:
         """Three sites."""
         self._federation = Federation(self.folder, self.keys, **changes)
         return self._federation
+
+    def begin_again(self) -> None:
+        """Forget everything but the keys."""
+        for path in self.folder.iterdir():
+            if path != self.keys.folder:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self._federation = None
+        self.side = self.new_side()
 
     def new_side(self, key: Ed25519PrivateKey | None = None) -> ServerSide:
         """A coordinator's sessions, by default with its good key."""
@@ -266,10 +290,10 @@ def _(world: World) -> None:
     assert facts["refused"].startswith("TypeError; the node's log")
 
 
-@attack("C25", "adds a second model, as for a simulated hostile client", "ignored: the same answer")
+@attack("C25", "adds a second model", "ignored: the same answer")
 def _(world: World) -> None:
     plain, other = world.request(), world.request()
-    other[KEPT] = pack(MODEL + 5)
+    other["more"] = pack(MODEL + 5)
     answers = [world.ask("train", to_bytes(one))[1] for one in (plain, other)]
     assert answers[0] == answers[1]
 
@@ -804,19 +828,24 @@ def _(world: World) -> None:
     assert found["north"]["signed"]["claim"]["criteria"] == {"dataset_size": 1e6}
 
 
-@attack("M20", "sets its ledger back", "a remark in the record, of both lengths")
+@attack("M20", "sets its ledger back", "a remark in the record")
 def _(world: World) -> None:
     world.begin(rounds=2)
-    lengths = iter((50, 7))
-    record = lying(world, lambda facts, rest: ({**facts, "ledger": next(lengths)}, rest))
-    assert "went back from 50 to 7" in (record / LINES).read_text()
+    states = iter(([50, 64 * "a"], [7, 64 * "b"]))
+    record = lying(world, lambda facts, rest: ({**facts, "ledger": next(states)}, rest))
+    assert "went back: it has no longer the 50 events" in (record / LINES).read_text()
 
 
-@attack("M21", "states a ledger length that is no number", "ignored")
+@attack("M21", "states a ledger length that is no number, or a name of a megabyte", "ignored")
 def _(world: World) -> None:
-    world.begin(rounds=1)
-    record = lying(world, lambda facts, rest: ({**facts, "ledger": "many"}, rest))
-    assert members_of(record) == [set(NAMES)]
+    world.begin(rounds=5)
+    name = 64 * "a"
+    states = iter(("many", [1.5, name], [10**400, name], [True, name], [10**6, 10**6 * "a"]))
+    record = lying(world, lambda facts, rest: ({**facts, "ledger": next(states)}, rest))
+    assert members_of(record) == 5 * [set(NAMES)]
+    text = (record / LINES).read_text()
+    assert "went back" not in text
+    assert len(text) < 20_000
 
 
 PARTS: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
@@ -1043,7 +1072,7 @@ def _(world: World) -> None:
 )
 def _(world: World) -> None:
     node = world.federation.nodes["north"]
-    node._strange = 995
+    node._strange["strange"] = 995
     for _ in range(20):
         node.answer(b"rubbish")
     assert world.federation.events("north").count("strange") == 5
@@ -1145,7 +1174,8 @@ def _(world: World) -> None:
 @attack(
     "L07",
     "puts back a ledger that is one answer shorter (with root's help)",
-    f"{SUCCEEDED}: it grows as much before the next reply. Only one that is then still shorter is remarked on (M20)",
+    "the node does not start; where its copy of the state is removed: a remark in the record (it grew again, and "
+    "nobody noticed: mended)",
 )
 def _(world: World) -> None:
     federation = world.begin(rounds=2)
@@ -1158,13 +1188,18 @@ def _(world: World) -> None:
         if name == "north" and b'"kind":"sealed"' in message:
             count += 1
             if count == 2:
+                assert federation.ledger("north").length > 2
                 path.write_bytes(before)
+                with pytest.raises(UntrustedError, match="was set back"):
+                    federation.restart("north")
+                (path.parent / "ledger.last").unlink()
                 federation.restart("north")
                 return federation.nodes["north"].answer(message)
         return site(message)
 
     federation.mailbox.change = restore
-    assert "went back" not in (world.run() / LINES).read_text()
+    assert "the ledger of north went back" in (world.run() / LINES).read_text()
+    assert federation.events("north").count("went back") == 1
 
 
 @attack(
@@ -1756,6 +1791,411 @@ def _(world: World) -> None:
 def _(world: World) -> None:
     world.federation.restart("north", most_mu=0.7, allow_no_noise=False)
     assert "signed" in world.train()
+
+
+# A second day, in places that the first one left out.
+
+
+@attack(
+    "C58",
+    "says that the site's ledger was set back, when it was not",
+    f"{SUCCEEDED}: a false remark, in its own record and in the site's ledger; nothing leaves",
+)
+def _(world: World) -> None:
+    facts, content = world.ask("train", to_bytes(world.request()), ledger=[1, 64 * "0"])
+    assert facts["went_back"] is True
+    again, same = world.ask("train", to_bytes(world.request()), ledger=facts["ledger"])
+    assert "went_back" not in again
+    assert content == same
+    assert world.released() == 1
+
+
+@attack(
+    "C59",
+    "asks for names of the ledger's beginnings, to learn or confirm what is in it",
+    "they are keyed",
+)
+def _(world: World) -> None:
+    world.train()
+    ledger = world.federation.ledger("north")
+    length, name = ledger.state()
+    events = ledger._read("SELECT * FROM events WHERE number <= ? ORDER BY number", length)
+    assert digest(encode(["clientwise ledger", events])) != name
+    for known in ([length, 64 * "0"], [-1, name], [10**30, name], [length], "x", {"a": 1}):
+        facts, _ = world.ask("train", to_bytes(world.request()), ledger=known)
+        assert name not in json.dumps(facts)
+
+
+@attack(
+    "C60",
+    "gives heads without end, and asks what is refused, to fill the disk",
+    "refused; 1,000 refusals are noted in one process (all were: mended)",
+)
+def _(world: World) -> None:
+    world.begin(rounds=1)
+    before = world.federation.ledger("north").length
+    for number in range(1, 110):
+        facts, _ = world.ask("train", b"", head=f"{number:x}")
+    assert "more lines" in facts["refused"]
+    node = world.federation.nodes["north"]
+    node._strange["failed"] = node._strange["refused"] = 999
+    for number in range(5):
+        world.ask("train", b"", head=f"{number:x}", roster=number)
+        world.ask("key", b"", head="1")
+    heads, noted = 102, 109 + 2
+    assert world.federation.ledger("north").length <= before + heads + noted
+
+
+@attack("C61", "runs two seeds of masked rounds at once", "one round after the other")
+def _(world: World) -> None:
+    world.begin(masked=True, seeds=[1, 2], rounds=2)
+    record = world.run()
+    lines = [one["body"] for one in read(record / LINES)[1:]]
+    assert [one["kept"] for one in lines] == 4 * [None], [one["remarks"] for one in lines]
+
+
+@attack("C62", "tells sums so large that all scores vanish", "the round is void")
+def _(world: World) -> None:
+    roster = start(world)
+    criteria_step(world, roster)
+    total = update_sum(world, roster, {name: [1e25] for name in NAMES})
+    scoring = world.federation.nodes["north"]._scoring()
+    refuses(Void, "", lambda: scoring.sums.read_update(total))
+
+
+@attack(
+    "C63",
+    "tells sums that are infinite, true, text, a matrix, or a table",
+    "refused (a matrix was not: mended)",
+)
+def _(world: World) -> None:
+    scoring = world.begin(masked=True).nodes["north"]._scoring()
+    for sums in ([True], [150], ["150"], [[150.0]], None, {"a": 1}, "1"):
+        refuses(Refused, "as many numbers", lambda s=sums: scoring.score([50.0], s))  # type: ignore[misc]
+    world.begin_again()
+    roster = in_hex(start(world))
+    world.ask("criteria", masked_request(world), roster=roster)
+    text = json.dumps({"head": HEAD, "roster": roster, "sums": [float("inf")]})
+    number, message = world.side.instruction("north", "update", text.encode() + b"\n")
+    reply = world.federation.nodes["north"].answer(message)
+    assert "refused" in split(world.side.reply("north", number, "update", reply))[0]
+
+
+@attack("C64", "writes the model's numbers in another byte order, another model", "refused")
+def _(world: World) -> None:
+    request = world.request()
+    file = io.BytesIO()
+    numpy.save(file, MODEL.numpy().astype(">f4"))
+    data = Array(dtype=">f4", shape=tuple(MODEL.shape), stype="numpy.ndarray", data=file.getvalue())
+    request[ARRAYS] = ArrayRecord({"data": data})
+    assert "refused" in world.ask("train", to_bytes(request))[0]
+    assert world.released() == 0
+
+
+@attack("C65", "evaluates with another seed, round or client", "refused")
+def _(world: World) -> None:
+    world.begin().approve("north", evaluations=5)
+    world.federation.restart("north")
+    about = {"client": NAMES.index("north"), "seed": 1, "round_num": 1, "task": None}
+    for changes in ({"seed": 2}, {"round_num": 99}, {"client": 0}):
+        request = write_request(Request(**(about | changes)), pack(MODEL[None]))  # type: ignore[arg-type]
+        assert "refused" in world.ask("evaluate", to_bytes(request))[0]
+    assert world.federation.ledger("north").released() == {}
+
+
+@attack(
+    "M31",
+    "signs a masked round's key that everybody knows (a point of low order)",
+    "all others fail: the round is void",
+)
+def _(world: World) -> None:
+    from clientwise_consortium.envelope import sign
+
+    node = world.begin(masked=True, rounds=1).nodes["north"]
+    begin = node._key
+
+    def zeros(asked: Any, rest: bytes) -> bytes:
+        begin(asked, rest)
+        masker = node._masked.masker
+        masker._public = bytes(32)
+        masker._signature = sign(
+            world.keys.private("north"), "clientwise sum 1", masker._terms, "north", bytes(32).hex()
+        )
+        return masker.key()
+
+    node._key = zeros  # type: ignore[method-assign]
+    assert "void: criteria: east: ValueError" in (world.run() / LINES).read_text()
+
+
+@attack(
+    "M32",
+    "sends a thousand criteria more, and signs them, so that the honest record has a fault",
+    f"{LEFT_OUT} (it worked: mended)",
+)
+def _(world: World) -> None:
+    world.begin(rounds=1)
+
+    def lies(facts: dict[str, Any], rest: bytes) -> Any:
+        content = from_bytes(rest)
+        more = {f"x{number}": 1.0 for number in range(1000)}
+        for name, value in more.items():
+            content.metric_records[NUMBERS][CRITERION + name] = value
+        criteria = facts["signed"]["claim"]["criteria"] | more
+        return signs(world, facts, criteria=criteria), to_bytes(content)
+
+    record = lying(world, lies)
+    assert members_of(record) == [{"east", "south"}]
+    assert is_sound(world, record)
+    assert sum(path.stat().st_size for path in record.iterdir()) < 20_000
+
+
+@attack("M33", "states minus fifty patients, or infinitely many", LEFT_OUT)
+def _(world: World) -> None:
+    for size in (-50.0, 1e308, float("nan"), float("inf")):
+        world.begin_again()
+        world.begin(rounds=1)
+
+        def lies(facts: dict[str, Any], rest: bytes, size: float = size) -> Any:
+            content = from_bytes(rest)
+            content.metric_records[NUMBERS][CRITERION + "dataset_size"] = size
+            try:
+                return signs(world, facts, criteria={"dataset_size": size}), to_bytes(content)
+            except ValueError:
+                return facts, to_bytes(content)
+
+        record = lying(world, lies)
+        assert members_of(record) == [{"east", "south"}]
+        assert is_sound(world, record)
+
+
+@attack(
+    "M34",
+    "says in every reply that its ledger went back",
+    "a remark in every round, in its own name",
+)
+def _(world: World) -> None:
+    world.begin(rounds=2)
+    record = lying(world, lambda facts, rest: ({**facts, "went_back": True}, rest))
+    assert (record / LINES).read_text().count("the ledger of north went back") == 2
+    assert is_sound(world, record)
+
+
+@attack(
+    "B24",
+    "answers a greeting with a site's earlier answer, of a process that ended",
+    "nobody can read the letters; the site's round is missed, as if they were dropped",
+)
+def _(world: World) -> None:
+    federation = world.begin(rounds=1)
+    old: list[bytes] = []
+
+    def replay(name: str, message: bytes, site: Callable[[bytes], bytes]) -> bytes:
+        reply = site(message)
+        if name == "north" and b'"kind":"hello"' in message:
+            if not old:
+                old.append(reply)
+                federation.restart("north")
+            return old[0]
+        return reply
+
+    federation.mailbox.change = replay
+    assert members_of(world.run()) == [{"east", "south"}]
+    assert set(federation.events("north")) == {"approved", "strange"}
+
+
+@attack(
+    "B25",
+    "says in a site's name that there is no session, after the site has answered",
+    "the site is asked once more, and gives the same answer",
+)
+def _(world: World) -> None:
+    federation = world.begin(rounds=1)
+    denied: list[bytes] = []
+
+    def deny(name: str, message: bytes, site: Callable[[bytes], bytes]) -> bytes:
+        reply = site(message)
+        if name == "north" and b'"kind":"sealed"' in message and not denied:
+            denied.append(reply)
+            return join({"kind": "unknown"})
+        return reply
+
+    federation.mailbox.change = deny
+    record = world.run()
+    assert members_of(record) == [set(NAMES)]
+    assert federation.events("north").count("repeated") == 1
+    assert world.released() == 1
+    assert is_sound(world, record)
+
+
+@attack(
+    "B26",
+    "gives a site its own reply, or the coordinator's greeting as an instruction",
+    "not answered",
+)
+def _(world: World) -> None:
+    _, message = a_message(world)
+    node = world.federation.nodes["north"]
+    header, _ = split(message)
+    answer = node.answer(message)
+    _, sealed = split(answer)
+    for forged in (answer, join(header, sealed), join({**header, "number": 2}, sealed)):
+        assert split(node.answer(forged))[0] == {"kind": "unknown"}
+
+
+def _recorded(change: Callable[[World, dict[str, Any]], None]) -> Callable[[World], list[str]]:
+    """Another last round in a good record, which the coordinator signs; the faults."""
+
+    def faults_of(world: World) -> list[str]:
+        written = world.written()
+        line = read(written.folder / ROWS)[-1]
+        for name in (LINES, ROWS):
+            path = written.folder / name
+            path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+        change(world, line)
+        body = {key: line["body"][key] for key in line["body"].keys() - {"previous", "leaves"}}
+        Record(written.folder, written.coordinator, SECRET).round_done(body, line["rows"])
+        return written.verify([])
+
+    return faults_of
+
+
+@attack(
+    "R19",
+    "weighs by numbers of its own, in the place of the criteria that members signed",
+    "a fault (`verify` found none: mended)",
+)
+def _(world: World) -> None:
+    def friend(world: World, line: dict[str, Any]) -> None:
+        line["body"]["criteria"] = ["mine"]
+        for name, row in line["rows"].items():
+            row["criteria"]["mine"] = 98.0 if name == "north" else 1.0
+            row["prior"] = row["weight"] = row["criteria"]["mine"] / 100
+
+    assert "weighed by ['mine']" in _recorded(friend)(world)[0]
+
+
+@attack("R20", "signs a weight of 400 digits", "a fault (it ended in a traceback: mended)")
+def _(world: World) -> None:
+    def huge(world: World, line: dict[str, Any]) -> None:
+        line["rows"]["north"]["prior"] = 10**400
+
+    assert "another form" in _recorded(huge)(world)[0]
+
+
+@attack(
+    "R21",
+    "leaves all members out of a round that they were in",
+    "a fault of every member's statement, not of the record",
+)
+def _(world: World) -> None:
+    def empty(world: World, line: dict[str, Any]) -> None:
+        line["rows"].clear()
+
+    assert _recorded(empty)(world) == []
+    own = world.folder / "north.jsonl"
+    record = world.folder / "record"
+    own.write_bytes(b"".join(encode(line) + b"\n" for line in statement(record, "north")))
+    summary = {"heads": [], "rounds": [[1, 1], [1, 2], [1, 3]]}
+    trusted = world.keys.private("coordinator").public_key()
+    (fault,) = statement_faults(own, "north", trusted, summary)
+    assert "trained in round 3" in fault
+
+
+@attack(
+    "R22",
+    "uses what a member signed in an earlier round again",
+    "a fault (`verify` found none: mended)",
+)
+def _(world: World) -> None:
+    def stale(world: World, line: dict[str, Any]) -> None:
+        shown = read(world.folder / "record" / ROWS)[-1]["rows"]
+        line["rows"]["north"]["signed"] = shown["north"]["signed"]
+
+    assert "used before" in _recorded(stale)(world)[0]
+
+
+@attack(
+    "R23",
+    "adds a round, or a seed, that the experiment has not",
+    "a fault (without masks, it had no signatures; with them, `verify` found none: mended)",
+)
+def _(world: World) -> None:
+    def other_seed(world: World, line: dict[str, Any]) -> None:
+        line["body"].update(seed=7, round=1)
+
+    assert "no such round" in _recorded(other_seed)(world)[0]
+
+
+@attack("R24", "gives the row of a member to a stranger", "a fault")
+def _(world: World) -> None:
+    def renamed(world: World, line: dict[str, Any]) -> None:
+        line["rows"] = {"stranger": line["rows"]["north"]}
+
+    assert _recorded(renamed)(world)
+
+
+@attack(
+    "A41",
+    "writes words of `agree` as the name of a criterion",
+    "in quotes; more than one line, or 200 characters, are refused (all was printed: mended)",
+)
+def _(world: World) -> None:
+    def words(name: str) -> str:
+        table = config()
+        table["methods"][0]["criteria"] = [name]
+        found = Experiment.read(tomli_w.dumps(table).encode())
+        about = {"site": "north", "lock": b"", "reason": "x", "evaluations": 0}
+        approval = propose(found, without_noise=None, **about)  # type: ignore[arg-type]
+        return " ".join(in_words(approval, found, None))
+
+    assert ": 'size. They have no patient in them'." in words("size. They have no patient in them")
+    for name in ("size.\nYour site trains 0 models", 201 * "a"):
+        refuses(ConsortiumError, "printable", lambda n=name: words(n))  # type: ignore[misc]
+
+
+@attack(
+    "U13",
+    "puts an index that points elsewhere among the wheels",
+    "not installed; nothing of it runs",
+)
+def _(world: World) -> None:
+    delivery = test_install.Delivery(world.folder, world.keys)
+    (delivery.wheels / "index.html").write_text(
+        '<a href="http://127.0.0.1:9/evil-1.0.whl">evil-1.0.whl</a>'
+    )
+    for path in delivery.wheels.glob("*.whl"):
+        path.unlink()
+    assert delivery.install() != 0
+    assert not delivery.marker.exists()
+
+
+@attack(
+    "L17",
+    "puts back the ledger and its copy between two runs (with root's help)",
+    f"{SUCCEEDED}: another coordinator's record has no earlier state to compare",
+)
+def _(world: World) -> None:
+    federation = world.begin(rounds=1)
+    folder = federation.folder / "north"
+    before = {path: path.read_bytes() for path in folder.glob("ledger.*")}
+    world.run()
+    for path in folder.glob("ledger.*"):
+        path.unlink()
+    for path, content in before.items():
+        path.write_bytes(content)
+    federation.restart("north")
+    facts = world.train()
+    assert "signed" in facts
+    assert world.released() == 1
+
+
+@attack("L18", "damages the copy of the ledger's state", "the node does not start")
+def _(world: World) -> None:
+    world.train()
+    path = world.federation.folder / "north" / "ledger.last"
+    for content in (b"", b"{}", b"[1]", b'[1, "a"]', b"[null, null]", b"[1, 2, 3]"):
+        path.write_bytes(content)
+        refuses((UntrustedError, ValueError), "", lambda: world.federation.restart("north"))
 
 
 # The tests

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from clientwise.experiment.running import lanes
 from clientwise.record.run import RunFolder
 
 from clientwise_consortium.keys import public_keys
-from clientwise_consortium.record import FIRST, LINES, ROWS, read, statement
+from clientwise_consortium.record import FIRST, LINES, ROWS, Record, read, statement
 from clientwise_consortium.verify import rounds, verify
 from conftest import NAMES, Keys
 from federation import Federation
@@ -118,3 +120,36 @@ def test_a_line_that_a_killed_coordinator_did_not_sign_is_written_at_the_restart
     assert (
         "heads that this record does not have" in fault
     )  # of the lines that were lost: a member tells
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("signs_first", [False, True])
+def test_a_round_that_is_on_record_is_not_run_again(
+    keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, masked: bool, signs_first: bool
+) -> None:
+    """The coordinator is killed before, or after it signs the second round."""
+    federation = Federation(tmp_path, keys, masked=masked)
+    sign = Record.round_done
+    with monkeypatch.context() as patch:
+
+        def killed(self: Record, body: Any, rows: Any) -> None:
+            if signs_first or body.get("round") != 2:
+                sign(self, body, rows)
+            if body.get("round") == 2:
+                raise KeyboardInterrupt
+
+        patch.setattr(Record, "round_done", killed)
+        patch.setattr(lanes.Lane, "end", lambda self: None)  # which saves a checkpoint
+        with pytest.raises(KeyboardInterrupt):
+            federation.serve()
+    record = federation.serve()
+    lines = [body for body, _ in rounds(record)]
+    assert [(line["round"], line["kept"]) for line in lines] == [(1, None), (2, None), (3, None)]
+    assert ["interrupted" in str(line["remarks"]) for line in lines] == [
+        False,
+        not signs_first,
+        False,
+    ]
+    assert checked(federation, record) == []
+    assert federation.ledger("north").released()["train"]["requests"] == 3
+    assert federation.events("north").count("repeated") == 0

@@ -105,3 +105,21 @@ def test_length_and_last(ledger: Ledger) -> None:
     assert (ledger.length, ledger.last("approved")) == (3, "B")
     assert ledger.answers("B", ["q", "r"]) == {"q": {"loss": 1.5}}
     assert ledger.answers("A", ["q"]) == {}
+
+
+def test_a_ledger_that_was_set_back_and_grew_again_is_another_one(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    path = next(tmp_path.glob("*.db"))
+    for number in range(3):
+        ledger.note("answered", "A", number)
+    before = path.read_bytes()
+    ledger.note("answered", "A", 3)
+    four = ledger.state()
+    ledger.note("answered", "A", 4)
+    assert ledger.has(*four)
+    path.write_bytes(before)
+    assert not ledger.has(*four)
+    ledger.note("answered", "A", 3)  # the same but for its time
+    assert ledger.length == four[0]
+    assert not ledger.has(*four)

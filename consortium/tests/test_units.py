@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -103,3 +104,9 @@ def test_new_writes_files_that_can_be_approved(tmp_path: Path) -> None:
     arguments = ["agree", str(site / "experiment.toml"), "--site", "north", "--reason", "a test"]
     arguments += ["--lock", str(site / "lock"), "--out", str(site / "approval.toml")]
     assert main(arguments) == 0
+
+
+@pytest.mark.parametrize("name", ["guide", "security"])
+def test_who_signs_can_read_the_page_in_minutes(name: str) -> None:
+    text = (ROOT / "docs" / f"{name}.md").read_text()
+    assert len(re.sub(r"```.*?```", "", text, flags=re.DOTALL).split()) <= 900

@@ -93,7 +93,7 @@ def read(root: Path = ROOT) -> dict[str, Recorded]:
 
 def block(run: Recorded) -> str:
     """What the page shows of a run: its size, the last round, and the gain to the highest target."""
-    metric, grid = next(iter(run.tables.items()))
+    grid = next(iter(run.tables.values()))
     first = next(iter(grid.values()))
     last = [column for column in first if column.startswith("round ")][-1]
     shown = [last, *[column for column in first if not column.startswith("round ")]]
@@ -112,11 +112,8 @@ def block(run: Recorded) -> str:
             [method, *(table.get(method, {}).get(column, "") for column, table in columns.values())]
         )
     rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    about = f"*{run.about['size']}, evaluated on {run.about['evaluated on']}; {run.about['date']}."
-    files = f"[All tables](../../lab/results/papers/{run.name}.csv).*"
-    measure = metric.partition(":")[0]
-    measure = "MAPE" if measure == "mape" else measure.capitalize()
-    return f"{about} {measure} with 95% intervals over the seeds. {files}\n\n{rows}"
+    about = f"{run.about['size']}, evaluated on {run.about['evaluated on']}; {run.about['date']}"
+    return f"*{about} ([all tables](../../lab/results/papers/{run.name}.csv)).*\n\n{rows}"
 
 
 def _tables(block: str) -> dict[str, Grid]:
@@ -177,27 +174,21 @@ def runs_of(template: str) -> list[str]:
 
 
 def inventory(rows: Sequence[Mapping[str, str]], recorded: Mapping[str, Recorded]) -> str:
-    """Every experiment of the papers: its file, its command, its result, and what is missing."""
+    """Every experiment of the papers: its file, its command, its date, and what is missing."""
     lines = [
-        "| experiment | run | recorded | result | date | other than the paper because |",
-        "|:--|:--|:--|:--|:--|:--|",
+        "| experiment | run | recorded | date | other than the paper because |",
+        "|:--|:--|:--|:--|:--|",
     ]
     for row in rows:
-        name = row.get("run", "").partition(":")[0]
-        run = recorded.get(row.get("run", "").replace(":", "-"))
-        path = row.get("file", f"../../lab/papers/{name}.toml")
-        link = f"[{row.get('run', Path(path).stem)}]({path})"
-        if "command" in row:
-            link += f", `{row['command']}`"
-        size, result, date = NOT_RUN, "–", "–"
+        name = row["run"].partition(":")[0]
+        run = recorded.get(row["run"].replace(":", "-"))
+        link = f"[{row['run']}](../../lab/papers/{name}.toml)"
+        size, date = NOT_RUN, "–"
         if run:
             size = f"[{run.about['size']}](../../lab/results/papers/{run.name}.csv)"
-            result = filled(row["result"], recorded)
             date = run.about["date"]
-        elif not name:
-            size = "–"
-        cells = (row["what"], link, size, result, date)
-        lines.append(f"| {' | '.join(cells)} | {row.get('why', '–')} |")
+        cells = (row["what"], link, size, date, row.get("why", "–"))
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

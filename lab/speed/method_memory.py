@@ -27,7 +27,6 @@ from clientwise.core.aggregation.before import BEFORE
 from clientwise.core.aggregation.rules import RULES
 from clientwise.core.evidence import EVIDENCE
 from clientwise.core.objective.problem import Classification
-from clientwise.core.other_weights import MOST_CLIENTS
 from clientwise.core.round import first_state, run_round
 from clientwise.data.federated import FederatedData, Holdings, Samples
 from clientwise.engine import jobs
@@ -56,19 +55,15 @@ BATCH = 1024  # samples times models in one pass
 CHUNK = 16  # clients that train, or models that are evaluated, at once
 WARM_UP = 12  # clients of a first run, for what libraries load and keep
 ROUNDS = 2
-LONG = 3  # rounds of evidence that keeps models: from the third on, FLDetector predicts
 
 # Fewer steps than by default, which take no other memory
 QUICK: dict[str, dict[str, Any]] = {
-    "FLDetector": {"evidence": {"name": "fldetector", "window": 1}},
     "GeometricMedian": {"rule": {"name": "geometric_median", "steps": 2}},
     "RecommendedDataFree": {"rule": {"name": "geometric_median", "steps": 2}},
-    "Shapley": {"evidence": {"name": "shapley", "orders": 1, "tolerance": 1.0}},
 }
 SURROUNDINGS: dict[str, dict[str, Any]] = {
     "FedBuff": {"devices": {"speed": {"name": "lognormal", "median": 200.0, "sigma": 1.0}}},
     "RecommendedJudged": {"server_set": {"source": "clients"}},
-    "counterfactuals": {"evaluation": {"clients_every": 0, "counterfactuals": True}},
 }
 # What no method by name has
 OTHERS: dict[str, dict[str, Any]] = {
@@ -84,7 +79,6 @@ OTHERS: dict[str, dict[str, Any]] = {
         "bounds": {"cap": 0.5},
         "privacy": {"clip": 1.0, "delta": 1e-5, "noise_multiplier": 1.0},
     },
-    "counterfactuals": {"before": ["clip"]},
 }
 
 
@@ -105,7 +99,7 @@ def tables() -> Iterator[tuple[str, dict[str, Any]]]:
 def _config(methods: list[Any], hidden: int = 1) -> dict[str, Any]:
     return {
         "name": "memory",
-        "rounds": LONG,
+        "rounds": ROUNDS,
         "device": "cpu",
         "workers": 1,
         "model": {"name": "mlp", "hidden": [hidden]},
@@ -146,8 +140,6 @@ def measure(name: str, table: dict[str, Any], clients: int, hidden: int) -> dict
     """Bytes that rounds of a method take beyond what was there before them, and those that are foretold."""
     config = _config([table], hidden) | SURROUNDINGS.get(name, {})
     experiment = load_experiment(config)
-    if experiment.evaluation.counterfactuals:
-        clients = min(clients, MOST_CLIENTS)
     given = federated(clients)
     data, hostile = build_data(experiment, given.samples, 1, given)
     executor = build_executor(experiment, data.samples, torch.device("cpu"))
@@ -162,7 +154,7 @@ def measure(name: str, table: dict[str, Any], clients: int, hidden: int) -> dict
     before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     with threads_for(engine.spec.size):
-        for _ in range(LONG if method.evidence and method.client_models else ROUNDS):
+        for _ in range(ROUNDS):
             state, _ = run_round(state, method, plan, engine)
             kept = engine.state()  # as a lane keeps it for its checkpoint
     peak = memory("VmHWM")

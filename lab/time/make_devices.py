@@ -25,14 +25,13 @@ from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.record.run import RunFolder
 from clientwise.report.charts import draw
 from clientwise.report.items import Chart, in_time, percent
-from clientwise.report.results import Method, Results
+from clientwise.report.results import Method, Results, at_rounds
 from clientwise.report.sections import (
     curves,
     first_rounds,
     metric_chart,
     reached_column,
     scales,
-    used,
 )
 from clientwise.report.statistics import Difference, holm, paired_difference
 
@@ -84,7 +83,7 @@ def block(run: RunFolder, picture: Path) -> str:
     )
     chart = replace(over_time, alt=ends(metric_chart(results)))
     picture.parent.mkdir(exist_ok=True)
-    draw(chart, picture, [one.label for one in methods])
+    draw(chart, picture)
     describe(picture, chart.alt)
     quarters = {seed: slowest(run, seed) for seed in methods[0].seeds}
     last = {
@@ -128,7 +127,9 @@ def until_target(results: Results) -> list[pandas.Series]:
     """The time at which every method reaches the target, by seed."""
     so_far = next(scale[2] for scale in scales(results) if scale[0] == "time")
     target = results.facts.target
-    return [used(so_far(one), first_rounds(one, one.metric, target)) for one in results.methods]
+    return [
+        at_rounds(so_far(one), first_rounds(one, one.metric, target)) for one in results.methods
+    ]
 
 
 def alone(

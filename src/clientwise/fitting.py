@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from inspect import signature
 from os import PathLike
 from pathlib import Path
@@ -18,8 +18,9 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from .data.division import Division, hand_out
 from .data.federated import FederatedData, Samples
-from .data.own import OwnData, OwnDivision, read_own
+from .data.own import OwnData, read_own
 from .errors import ClientwiseError, ConfigError, MissingPackageError, needing, shortened
 from .experiment.checks.describe import optimizers_in_words
 from .experiment.config.parts import part_with
@@ -29,7 +30,7 @@ from .experiment.config.tables import ConfigTable
 from .experiment.config_file import merge, read_config
 from .experiment.load import make_experiment
 from .experiment.running import runner
-from .experiment.running.lanes import Progress
+from .experiment.trackers import Progress
 from .models.modules import OwnModel, OwnNetwork
 from .record.files import plain_name
 from .registry import suggest
@@ -44,12 +45,6 @@ TABLES: dict[str, type[ConfigTable]] = {
     "federation": Cohorts,
     "server_set": ServerSet,
     "evaluation": EvaluationSettings,
-}
-HOW = {  # to register a function in a plugin, by the kind of part
-    "loss": "cw.parts.LOSSES.register",
-    "optimizer": "cw.parts.OPTIMIZERS.register",
-    "schedule": "cw.parts.SCHEDULES.register",
-    "transform": "cw.parts.TRANSFORMS.register",
 }
 ALIASES = {"lr": "learning_rate"}  # words too short to be found by their likeness
 
@@ -235,35 +230,82 @@ def _launched(
     experiment: Experiment,
     out: str | Path | None,
     *,
-    model: OwnNetwork | None,
+    data: FederatedData | Samples | None = None,
+    model: OwnNetwork | None = None,
+    progress: bool | None = None,
     on_round: OnRound | None = None,
-    **arguments: Any,
+    engines: runner.EngineFactory | None = None,
+    **options: Any,
 ) -> Path:
     """Run an experiment; the folder, also of a run that `on_round` has stopped."""
+    if out is not None and not isinstance(out, str | PathLike):
+        message = f"out = {shortened(repr(out), 40)}: must be the path of a folder"
+        raise ClientwiseError(message)
+    experiment, own_data = _prepared(experiment, data, model)
+    if engines is None and experiment.engine == "flower":
+        engines = _flower_simulation(experiment, own_data)
     plugins = [sys.modules[name] for name in experiment.plugins]
     hooks: list[OnRound] = [one.on_round for one in plugins if hasattr(one, "on_round")]
     if on_round is not None:
         hooks.append(on_round)
     is_stopped = False
-
-    def tell(step: Progress) -> None:
-        nonlocal is_stopped
-        found = Run._later(step.folder, model)
-        try:
-            for hook in hooks:
-                hook(found, step)
-        except StopRun:
-            is_stopped = True
-            raise KeyboardInterrupt from None
-
+    console = Console(stderr=True, highlight=False)
+    shows = somebody_watches(console) if progress is None else progress
     try:
-        return _run_folder(
-            experiment, out, model=model, on_round=tell if hooks else None, **arguments
-        )
+        with show_progress(console) if shows else nullcontext() as show:
+
+            def tell(step: Progress) -> None:
+                nonlocal is_stopped
+                if show is not None:
+                    show(step)
+                found = Run._later(step.folder, model)
+                try:
+                    for hook in hooks:
+                        hook(found, step)
+                except StopRun:
+                    is_stopped = True
+                    raise KeyboardInterrupt from None
+
+            return runner.run(
+                experiment, out, data=own_data, on_round=tell, engines=engines, **options
+            )
     except runner.Stopped as stopped:
         if not is_stopped:
             raise
         return stopped.folder
+
+
+def _prepared(
+    experiment: Experiment, data: FederatedData | Samples | None, model: OwnNetwork | None
+) -> tuple[Experiment, FederatedData | None]:
+    """The experiment with the parts, the network and the samples that were passed, and samples that were split."""
+    if not isinstance(data, FederatedData | Samples | None):
+        raise ClientwiseError(
+            f"data: must be FederatedData or Samples, got {type(data).__name__}. "
+            "Of your own clients, pass cw.Samples.from_clients(clients); a dataset by name is part of the config."
+        )
+    experiment.register_given()
+    passed = {
+        f"your {name}": f"cw.parts.{registry.plural.upper()}.register"
+        for name, (registry, _) in experiment.given.items()
+    }
+    if model is not None:
+        experiment = experiment.with_model(OwnModel(model))
+        passed["your model"] = "cw.parts.MODELS.register"
+    if data is not None and experiment.data is not None:
+        log.warning(
+            "warning: data = %s of the config is not used, since data=... was passed; remove one of them",
+            experiment.data.name,
+        )
+    if isinstance(data, Samples):
+        experiment = experiment.with_samples(data)
+        passed["your samples"] = "cw.parts.DATASETS.register"
+    key = "engine" if experiment.engine != "local" else "workers"
+    if passed and (experiment.engine != "local" or experiment.workers == "ray"):
+        what, how = next(iter(passed.items()))
+        message = f"other processes cannot use {what}; register it in a plugin (`{how}`)"
+        raise ConfigError(experiment.source, [(key, message)])
+    return experiment, data if isinstance(data, FederatedData) else None
 
 
 _ARGUMENTS = ("resume", "accept_changes", "on_round", "engines")  # of `run`, not of the config
@@ -330,13 +372,11 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
     known = [*Experiment.model_fields, *Training.model_fields, "method", "presets"]
     issues = []
     for key in options.keys() - set(known):
-        message = f"unknown keyword{suggest(key, known)}"
+        message = f"unknown keyword{suggest(ALIASES.get(key, key), known)}"
         for name, table in TABLES.items():
             if key in table.model_fields:
                 message = f"is a key of {name}: pass {name}={{{key!r}: ...}}"
-        if key in ALIASES:
-            message = f"unknown keyword; did you mean {ALIASES[key]!r}?"
-        elif part := part_with(key):
+        if part := part_with(key):
             kind, name = part
             message = f"is an option of the {kind}: pass {kind}={{'name': {name!r}, {key!r}: ...}}"
         elif key in signature(fit).parameters:
@@ -360,25 +400,23 @@ def _described(own: OwnData) -> str:
 def _without_tests_of_clients(experiment: Experiment, own: OwnData) -> Experiment:
     """Clients train on all of their samples where the samples to report on are given.
 
-    Not where the config asks for test sets of the clients, or something is measured on them alone.
+    Not where the config asks for test sets of the clients, or something is measured on them alone: weights, a search
+    or the choice of a round.
     """
     evaluation = experiment.evaluation
     given = evaluation.model_fields_set
-    asked = {"test_fraction"} & given
-    if "clients_every" in given and evaluation.clients_every:
-        asked.add("clients_every")
-    if own.report is None or asked or _measures_on_clients(experiment, own):
+    chooses_round = experiment.keep == "best" or experiment.stop_early is not None
+    are_needed = [
+        "test_fraction" in given,
+        "clients_every" in given and evaluation.clients_every > 0,
+        experiment.server_set.source == "clients",
+        any(method.adjust for method in experiment.methods),
+        chooses_round and own.held_out is None and not experiment.server_holds_samples,
+    ]
+    if own.report is None or any(are_needed):
         return experiment
     changed = evaluation.model_copy(update={"test_fraction": 0.0, "clients_every": 0})
     return experiment.model_copy(update={"evaluation": changed})
-
-
-def _measures_on_clients(experiment: Experiment, own: OwnData) -> bool:
-    """Whether weights, a search or the choice of a round need the clients' test sets."""
-    if experiment.server_set.source == "clients" or any(one.adjust for one in experiment.methods):
-        return True
-    chooses_round = experiment.keep == "best" or experiment.stop_early is not None
-    return chooses_round and own.held_out is None and not experiment.server_holds_samples
 
 
 def _data(own: OwnData, experiment: Experiment) -> tuple[FederatedData | Samples, str]:
@@ -390,26 +428,23 @@ def _data(own: OwnData, experiment: Experiment) -> tuple[FederatedData | Samples
         "weigh_fraction": server.fraction - report,
         "report_fraction": report,
     }
-    if own.is_split:
-        first = experiment.seeds[0]
-        divided = own.divide(first, **fractions)
-        return own.federate(divided, first), _set_apart(own, divided, experiment)
-    for seed in reversed(experiment.seeds):
-        divided = own.divide(seed, **fractions)
-    return own.samples, _set_apart(own, divided, experiment)
+    seeds = experiment.seeds[:1] if own.is_split else experiment.seeds
+    divided, *_ = [own.divide(seed, **fractions) for seed in seeds]  # refuses clients that vanish
+    data = hand_out(own.samples, divided, seeds[0]) if own.is_split else own.samples
+    return data, _set_apart(own, divided, experiment)
 
 
-def _set_apart(own: OwnData, divided: OwnDivision, experiment: Experiment) -> str:
+def _set_apart(own: OwnData, divided: Division, experiment: Experiment) -> str:
     """What is set apart of the clients' samples, and what was given."""
     by = "drawn anew for every seed"
     if own.is_split:
         by = f"drawn by seed {experiment.seeds[0]}, the same for all seeds"
     apart = []
-    if own.held_out is None and divided.num_weigh:
+    if own.held_out is None and len(divided.weigh):
         trusted = "of the clients; held_out= takes samples that you trust"
-        apart.append(f"{counted(divided.num_weigh, 'sample')} to weigh by ({trusted})")
-    if own.report is None and divided.num_report:
-        apart.append(f"{counted(divided.num_report, 'sample')} to report on")
+        apart.append(f"{counted(len(divided.weigh), 'sample')} to weigh by ({trusted})")
+    if own.report is None and len(divided.report):
+        apart.append(f"{counted(len(divided.report), 'sample')} to report on")
     if not own.tests and experiment.evaluation.test_fraction:
         share = f"{experiment.evaluation.test_fraction:.0%}"
         apart.append(f"{share} of each client's other samples as its test set")
@@ -426,83 +461,13 @@ def _temporary(name: str) -> Path:
     return parent / plain_name(name)
 
 
-def _run_folder(
-    experiment: Experiment,
-    out: str | Path | None,
-    *,
-    data: FederatedData | Samples | None = None,
-    model: OwnNetwork | None = None,
-    progress: bool | None = None,
-    on_round: Callable[[Progress], None] | None = None,
-    engines: runner.EngineFactory | None = None,
-    **options: Any,
-) -> Path:
-    """Run an experiment in this process, or on the nodes of Flower's simulation, as its config says."""
-    if out is not None and not isinstance(out, str | PathLike):
-        message = f"out = {shortened(repr(out), 40)}: must be the path of a folder"
-        raise ClientwiseError(message)
-    experiment.register_given()
-    if model is not None:
-        experiment = experiment.with_model(OwnModel(model))
-        _refuse_other_processes(experiment, "your model", "cw.parts.MODELS.register")
-    for function in experiment.functions:
-        kind, name = function.split(" ", 1)
-        how = HOW.get(kind, "cw.criterion")
-        _refuse_other_processes(experiment, f"your {kind} {name}", how)
-    if data is not None and experiment.data is not None:
-        log.warning(
-            "warning: data = %s of the config is not used, since data=... was passed; remove one of them",
-            experiment.data.name,
-        )
-    if isinstance(data, Samples):
-        experiment = experiment.with_samples(data)
-        _refuse_other_processes(experiment, "your samples", "cw.parts.DATASETS.register")
-        data = None
-    if data is not None and not isinstance(data, FederatedData):
-        raise ClientwiseError(
-            f"data: must be FederatedData or Samples, got {type(data).__name__}. "
-            "Of your own clients, pass cw.Samples.from_clients(clients); a dataset by name is part of the config."
-        )
-    if engines is None and experiment.engine == "flower":
-        engines = _flower_simulation(experiment, data)
-    console = Console(stderr=True, highlight=False)
-    shows = somebody_watches(console) if progress is None else progress
-    with show_progress(console) if shows else nullcontext() as show:
-
-        def tell(step: Progress) -> None:
-            for one in (show, on_round):
-                if one is not None:
-                    one(step)
-
-        return runner.run(experiment, out, data=data, on_round=tell, engines=engines, **options)
-
-
-def _refuse_other_processes(experiment: Experiment, what: str, how: str) -> None:
-    """Refuse an experiment that runs in other processes, where objects of this one do not exist."""
-    key = ""
-    if experiment.engine != "local":
-        key = "engine"
-    elif experiment.workers == "ray":
-        key = "workers"
-    if key:
-        message = f"other processes cannot use {what}; register it in a plugin (`{how}`)"
-        raise ConfigError(experiment.source, [(key, message)])
-
-
 def _flower_simulation(experiment: Experiment, data: FederatedData | None) -> runner.EngineFactory:
     if data is not None:
         message = "simulated nodes cannot use your arrays; use 'local'"
         raise ConfigError(experiment.source, [("engine", message)])
-    with _flower_is_needed(experiment):
-        from .hosts.flower.server_app import simulation
-    return simulation(experiment)
-
-
-@contextmanager
-def _flower_is_needed(experiment: Experiment) -> Iterator[None]:
-    """A missing package is an error that says how to install Flower."""
     try:
         with needing("flower", "Flower"):
-            yield
+            from .hosts.flower.server_app import simulation
     except MissingPackageError as error:
         raise ConfigError(experiment.source, [("engine", str(error))]) from None
+    return simulation(experiment)

@@ -19,7 +19,7 @@ from .data.federated import Samples
 from .data.table import Encoder, encode_rows, read_rows
 from .engine.probes import with_input_type
 from .errors import ClientwiseError
-from .experiment.config.parts import make, read_recorded
+from .experiment.config.parts import make, read_part
 from .models.flat import fill
 from .models.modules import OwnModel, OwnNetwork, check_parameters, described, outputs_of
 from .models.networks import MODELS
@@ -178,5 +178,5 @@ def _network(header: ModelHeader, module: OwnNetwork | None) -> Any:
             f"its network {header.model} is not part of clientwise; pass it in Python: "
             f"cw.load(FILE, module={header.model}).predict(ROWS)"
         )
-    part = read_recorded(MODELS, header.network)
+    part = read_part(MODELS, header.network)
     return partial(make(MODELS, part), header.input_shape, header.outputs)

@@ -125,20 +125,10 @@ class Option:
         """Whether the option has no default."""
         return self.default is inspect.Parameter.empty
 
-    @property
-    def names_part_of(self) -> Registry[Any] | None:
-        """The registry whose parts this option names (`metric = "macro_f1"`); see `Names`."""
-        return self._registry_of(Names)
-
-    @property
-    def lists_parts_of(self) -> Registry[Any] | None:
-        """The registry whose parts this option lists, each with its own options; see `Lists`."""
-        return self._registry_of(Lists)
-
-    def _registry_of(self, kind: type[Names] | type[Lists]) -> Registry[Any] | None:
+    def registry(self, kind: type[Names] | type[Lists]) -> Registry[Any] | None:
+        """The registry whose parts this option names or lists; see `Names` and `Lists`."""
         marks = getattr(self.type, "__metadata__", ())
-        found = [mark.registry for mark in marks if isinstance(mark, kind)]
-        return found[0] if found else None
+        return next((mark.registry for mark in marks if isinstance(mark, kind)), None)
 
 
 class Registry(Generic[T]):
@@ -220,7 +210,7 @@ class Registry(Generic[T]):
         """What a part needs, including what the parts need that its options name."""
         found = self.declared(part.name).needs
         for option in self.options(part.name):
-            named = option.names_part_of
+            named = option.registry(Names)
             value = part.options.get(option.name)
             if named is not None and value is not None:
                 found |= named.needs(Part(value, {}))

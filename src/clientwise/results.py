@@ -25,7 +25,7 @@ from .record.facts import RunFacts
 from .record.files import plain_name
 from .record.models import ENDING, ModelHeader, metadata_of, write_model
 from .record.run import RunFolder
-from .registry import listed, suggest
+from .registry import listed
 from .writing import make_folder, replacing
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class Run:
         """What was recorded, as a pandas frame; docs/frames.md lists the columns.
 
         Args:
-            name: "rounds", "weights", "criteria", "local", "refusals", "clients", "steps" or "other_weights".
+            name: "rounds", "weights", "criteria", "local", "refusals", "clients" or "steps".
 
         Example:
             >>> rounds = run.frame("rounds")
@@ -198,8 +198,6 @@ class Run:
         method: str | None = None,
         seed: int | None = None,
         round: int | None = None,
-        *,
-        details: bool = False,
     ) -> Sentences:
         """Why a client has its share of a round's model, in at most six lines per method, the answer first.
 
@@ -208,7 +206,6 @@ class Run:
             method: the method; by default all of them.
             seed: the seed; by default the first one.
             round: the round; by default the last one in which the client took part.
-            details: whether to add how weights are computed, with all parameters.
 
         Example:
             >>> print(run.why("west").splitlines()[0])
@@ -219,7 +216,7 @@ class Run:
         texts = []
         for one in self.methods if method is None else [method]:
             number = self._first_seed(one) if seed is None else seed
-            texts.append(why(self._record, client, one, number, round, details=details))
+            texts.append(why(self._record, client, one, number, round))
         return Sentences("\n".join(texts))
 
     @property
@@ -232,17 +229,16 @@ class Run:
         """
         return self.model(self._only_method("module"))
 
-    def model(self, method: str, seed: int | None = None, *, after: int | None = None) -> nn.Module:
+    def model(self, method: str, seed: int | None = None) -> nn.Module:
         """The network that a method has trained, in eval mode.
 
+        It is the model after the last round or, with `keep = "best"`, after the best one.
         It is made as the run's config says: the plugins that the config names are imported. A network of your own
         must be given when the run is opened: `cw.load(folder, module=Net)`. What `cw.fit` and `cw.run` return has it.
 
         Args:
             method: the method.
             seed: the seed; by default the first one.
-            after: the round whose model to load, or "best" (see `keep` and `keep_every` in the config); by
-                default the last one, or the best with `keep = "best"`.
 
         Example:
             >>> torch.equal(run.model("Recommended", seed=1).weight, run.module.weight)
@@ -250,7 +246,7 @@ class Run:
         """
         if seed is None:
             seed = self._first_seed(method)
-        _, tensors = self._trained(method, seed, after)
+        _, tensors = self._trained(method, seed)
         about = self._record.model_facts(seed)
         network = self._untrained(seed)
         try:
@@ -292,7 +288,6 @@ class Run:
         folder: str | Path,
         *,
         onnx: bool = False,
-        after: int | None = None,
     ) -> list[Path]:
         """Write a method's trained model as named tensors (safetensors), and as ONNX.
 
@@ -305,7 +300,6 @@ class Run:
             seed: the seed.
             folder: where the files are written.
             onnx: whether to write ONNX too.
-            after: as for `model`.
 
         Returns:
             The files.
@@ -317,20 +311,17 @@ class Run:
         if onnx:
             with needing("onnx", "ONNX"):
                 import_module("onnxscript")  # PyTorch needs it to write ONNX
-        round_num, tensors = self._trained(method, seed, after)
+        round_num, tensors = self._trained(method, seed)
         plain = plain_name(method)
         alike = [one for one in self.methods if plain_name(one) == plain]
         number = f"-{alike.index(method) + 1}" if len(alike) > 1 else ""
-        name = f"{plain}{number}-seed{seed}"
-        if after is not None:
-            name += f"-round{round_num}"
-        path = Path(folder) / f"{name}{ENDING}"
+        path = Path(folder) / f"{plain}{number}-seed{seed}{ENDING}"
         make_folder(path.parent)
         header = self._model_header(method, seed, round_num)
         write_model(path, tensors, header)
         if not onnx:
             return [path]
-        network = self.model(method, seed, after=after)
+        network = self.model(method, seed)
         return [path, _write_onnx(network, header, path.with_suffix(".onnx"))]
 
     def report(
@@ -366,27 +357,9 @@ class Run:
         with needing("report", "run.figure"):
             import altair
 
-        from .report.charts import figure
-        from .report.items import Chart
-        from .report.page import report_sections
-        from .report.results import Results
+        from .report.page import figure_of
 
-        results = Results([self._record])
-        items = [item for found in report_sections(results).values() for item in found]
-        charts = {item.id: item for item in items if isinstance(item, Chart)}
-        if chart not in charts:
-            raise ClientwiseError(
-                f"{self._record.id}: there is no chart {chart!r}{suggest(chart, charts)}"
-            )
-        methods = [one.label for one in results.methods]
-        spec = figure(charts[chart], methods)
-        # Altair moves what one points at to the top, and loses whose points those are
-        spec["params"] = [
-            {**one, "views": [layer["name"]]}
-            for layer in spec["layer"]
-            for one in layer.pop("params", [])
-        ]
-        return altair.Chart.from_dict(spec)
+        return altair.Chart.from_dict(figure_of(self._record, chart))
 
     def __repr__(self) -> str:
         from .report.terminal import run_text
@@ -416,11 +389,11 @@ class Run:
         self._record.about(method)  # an unknown method is an error
         return self._record.seeds(method)[0]
 
-    def _trained(self, method: str, seed: int, after: int | None) -> tuple[int, dict[str, Tensor]]:
+    def _trained(self, method: str, seed: int) -> tuple[int, dict[str, Tensor]]:
         if self._record.about(method).control == "alone":
             message = f"{method} has no model: every client keeps one of its own"
             raise RunError(f"{self._record.id}: {message}")
-        return self._record.trained(method, seed, after)
+        return self._record.trained(method, seed)
 
     def _untrained(self, seed: int) -> nn.Module:
         """The network, with frozen parameters as in the run: those of its first seed."""

@@ -15,19 +15,20 @@ here and not in the first round of a run. `clientwise check` tries datasets and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import one_hot
 from torch.testing import assert_close
 
 from .attacks import ATTACKS, Attack, Honest, Knowledge
 from .core.aggregation.rules import RULES, Ruled
 from .core.clock import Devices
-from .core.criteria import HONEST, Arrivals, ClientFacts, Criterion, make_criterion
+from .core.criteria import Arrivals, Criterion, make_criterion
 from .core.objective.metrics import measured
 from .core.objective.problem import (
     PREDICTED,
@@ -38,9 +39,10 @@ from .core.objective.problem import (
     Segmentation,
     Survival,
 )
-from .core.types import Evaluation, Layer, LocalTraining, ModelSpec
+from .core.types import Evaluation, LocalTraining
 from .core.weights.scores import Score
-from .data.federated import Samples
+from .data.federated import FederatedData, Holdings, Samples
+from .engine.local import LocalEngine
 
 __all__ = ["check_attack", "check_criterion", "check_metric", "check_rule", "check_score"]
 
@@ -51,8 +53,6 @@ SAMPLES = 30
 VALUES = 12  # of a model that is attacked
 NUM_HONEST = 5
 EXACT = 1e-6
-# What a part raises that does not do what it declares
-WRONG = (RuntimeError, AttributeError, TypeError, IndexError, ValueError)
 
 
 def check_criterion(
@@ -85,23 +85,27 @@ def check_criterion(
     criterion = make_criterion(name, **options)
     by_client = {key: torch.tensor(one).double() for key, one in (attributes or {}).items()}
     by_sample = {key: torch.tensor(one) for key, one in (sample_attributes or {}).items()}
+    engine = _clients(by_client, by_sample)
 
-    def measure(rows: list[int]) -> Tensor:
-        seen: ClientFacts | Arrivals = _arrivals(criterion, rows, by_client)
-        if criterion.measured_by == "client":
-            seen = _clients(rows, by_client, by_sample)
-        return criterion.column(seen, len(rows))
+    def measure(*rows: int) -> Tensor:
+        if criterion.measured_by == "server":
+            return criterion.column(_arrivals(engine, criterion, rows), len(rows))
+        losses = torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64)[list(rows)]
+        training = LocalTraining(epochs=2, batch_size=3)
+        return criterion.column(
+            engine.facts(rows, losses, engine.initial_model, training), len(rows)
+        )
 
-    everybody = list(range(CLIENTS))
-    values = measure(everybody)
-    high = criterion.high(Classification(CLASSES))
-    fits = values.isfinite() & (values >= 0)
-    assert bool(fits.all()), f"{name} must be finite and not negative, is {values.tolist()}"
+    everybody = range(CLIENTS)
+    values = measure(*everybody)
+    high = criterion.high(engine.problem)
+    is_number = bool((values.isfinite() & (values >= 0)).all())
+    assert is_number, f"{name} must be finite and not negative, is {values.tolist()}"
     assert float(values.max()) <= high, f"{name} = {values.max():g}, above its bound {high:g}"
-    assert_close(measure(everybody), values, msg=f"{name}: two measurements differ")
+    assert_close(measure(*everybody), values, msg=f"{name}: two measurements differ")
     if "whole_cohort" in criterion.needs:
         return
-    alone = torch.cat([measure([row]) for row in everybody])
+    alone = torch.cat([measure(row) for row in everybody])
     depends = f"{name}: a client's value depends on the other clients"
     hint = "measure it on the server with needs={'whole_cohort'}"
     assert_close(alone, values, msg=f"{depends}; {hint} ({values.tolist()}, {alone.tolist()})")
@@ -130,8 +134,8 @@ def check_score(score: Score, names: Sequence[str] = ("a", "b", "c")) -> None:
     scores = score(names, values)
     shape = tuple(scores.shape)
     assert shape == (20,), f"{label}: needs one score per client: expected shape (20,), got {shape}"
-    fits = scores.isfinite() & (scores >= 0)
-    assert bool(fits.all()), f"{label}: scores must be finite and 0 or more"
+    is_score = bool((scores.isfinite() & (scores >= 0)).all())
+    assert is_score, f"{label}: scores must be finite and 0 or more"
     backwards = score(names, values.flip(0)).flip(0)
     assert_close(backwards, scores, msg=f"{label}: scores depend on the order of the clients")
     for column, name in enumerate(names):
@@ -175,16 +179,16 @@ def check_rule(name: str, **options: Any) -> None:
     def rule(updates: Tensor, weights: Tensor) -> Ruled:
         ruled = RULES.get(name)(updates, weights, {}, **options)
         assert isinstance(ruled, Ruled), f"{name} must return a Ruled, returned {type(ruled)}"
-        shapes = tuple(ruled.update.shape), tuple(ruled.influence.shape)
-        wanted = (updates.shape[1],), (len(updates),)
-        assert shapes == wanted, f"{name} must return shapes {wanted}, returned {shapes}"
+        shape = tuple(ruled.influence.shape)
+        assert shape == (len(updates),), f"{name}: needs one influence per client, returned {shape}"
         return ruled
 
     def same(found: Ruled, expected: Tensor, message: str) -> None:
         assert_close(found.update, expected, rtol=1e-5, atol=1e-6, msg=f"{name}: {message}")
 
+    equal = rule(updates[:1].expand(7, -1).clone(), weights)
+    same(equal, updates[0], "equal updates must give that update, of the same shape and type")
     result = rule(updates, weights).update
-    assert result.dtype == updates.dtype, f"{name}: must keep the type, got {result.dtype}"
     assert bool(result.isfinite().all()), f"{name}: the result of finite updates must be finite"
     backwards = rule(updates.flip(0), weights.flip(0))
     same(backwards, result, "the result depends on the clients' order")
@@ -193,13 +197,10 @@ def check_rule(name: str, **options: Any) -> None:
     stranger = 1e6 * torch.ones(1, 40)
     unheard = rule(torch.cat([updates, stranger]), torch.cat([weights, torch.zeros(1).double()]))
     same(unheard, result, "a client with weight 0 must not change the result")
-    equal = rule(updates[:1].expand(7, -1).clone(), weights)
-    same(equal, updates[0], "equal updates must give that update")
-    influence = unheard.influence
-    fits = (influence >= 0) & (influence < 1 + 1e-9)
-    said = f"{name}: an influence must be between 0 and 1, got {influence.tolist()}"
-    assert bool(fits.all()), said
-    assert influence[7] == 0, f"{name}: the influence of a client with weight 0 must be 0"
+    *others, of_stranger = unheard.influence.tolist()
+    fits = all(0 <= one < 1 + 1e-9 for one in others)
+    assert fits, f"{name}: an influence must be between 0 and 1, got {others}"
+    assert of_stranger == 0, f"{name}: the influence of a client with weight 0 must be 0"
 
 
 def check_metric(name: str) -> None:
@@ -233,15 +234,12 @@ def check_metric(name: str) -> None:
     def measure(outputs: Tensor) -> Tensor:
         losses, values, counts = problem.judge(outputs, targets)
         judged = losses.double(), values.double(), counts
-        try:
+        with _blaming(f"{name}: must return a tensor with one value per model"):
             return problem.evaluation(judged, samples).values.double()
-        except WRONG as error:
-            said = f"{name}: must return a tensor with one value per model: {error}"
-            raise AssertionError(said) from error
 
     found = measure(outputs)
-    said = f"{name}: must return a tensor with one value per model, got {tuple(found.shape)}"
-    assert found.shape == (4, 2), said
+    shape = tuple(found.shape)
+    assert shape == (4, 2), f"{name}: must return a tensor with one value per model, got {shape}"
     values, without_samples = found.unbind(1)
     shown = [round(value, 6) for value in values.tolist()]
     assert bool(values.isfinite().all()), f"{name}: values must be finite, got {shown}"
@@ -254,9 +252,9 @@ def check_metric(name: str) -> None:
         f"{name}: {said}; errors are declared with cw.parts.measure(..., is_error=True)"
     )
     if declared.is_share and not declared.is_error:
-        said = f"{name}: {shown} is not in [0, 1], and would be printed as percentages; declare it"
-        fits = (values >= 0) & (values <= 1 + EXACT)
-        assert bool(fits.all()), f"{said} with cw.parts.measure(..., is_share=False)"
+        fits = bool(((values >= 0) & (values <= 1 + EXACT)).all())
+        said = f"{shown} is not in [0, 1], and would be printed as percentages"
+        assert fits, f"{name}: {said}; declare it with cw.parts.measure(..., is_share=False)"
     assert bool(without_samples.isfinite().all()), f"{name}: must be finite without samples"
 
 
@@ -292,12 +290,11 @@ def check_attack(name: str, *, samples: Samples | None = None, **options: Any) -
 
 
 def _check_labels(name: str, attack: Attack, samples: Samples) -> None:
-    targets = samples.targets.clone()
-    inputs = samples.inputs.clone()
+    targets, inputs = samples.targets.clone(), samples.inputs.clone()
     labels, again = (attack.relabel(targets, samples.problem, _generator()) for _ in range(2))
     attack.trigger(samples, torch.arange(len(targets)), targets, _generator())
-    assert torch.equal(targets, samples.targets), f"{name}: must not change the given targets"
-    assert torch.equal(inputs, samples.inputs), f"{name}: must not change the samples"
+    is_same = torch.equal(targets, samples.targets) and torch.equal(inputs, samples.inputs)
+    assert is_same, f"{name}: must not change the samples that it is given"
     assert torch.equal(again, labels), f"{name}: relabel must draw from the given generator only"
     given, wanted = (labels.shape, labels.dtype), (targets.shape, targets.dtype)
     assert given == wanted, f"{name}: relabel must return {wanted}, got {given}"
@@ -309,6 +306,7 @@ def _check_labels(name: str, attack: Attack, samples: Samples) -> None:
 def _check_forged(name: str, attack: Attack) -> None:
     declared = ATTACKS.declared(name).needs
     model = torch.randn(VALUES, generator=_generator())
+    truth = {"a criterion": torch.tensor([4.0])}
     honest = Honest(
         torch.randn(NUM_HONEST, VALUES, generator=_generator()),
         {"a criterion": torch.arange(1.0, NUM_HONEST + 1)},
@@ -328,20 +326,27 @@ def _check_forged(name: str, attack: Attack) -> None:
         )
 
     seen = known()
-    try:
+    needs = ", ".join(sorted(declared)) or "nothing"
+    with _blaming(f"{name}: forge or claim fails with what it declares ({needs})"):
         forged, again = attack.forge(seen), attack.forge(known())
-        claims = attack.claim({"a criterion": torch.tensor([4.0])}, seen)
-    except WRONG as error:
-        needs = ", ".join(sorted(declared)) or "nothing"
-        said = f"{name}: forge or claim fails with what it declares ({needs}): {error}"
-        raise AssertionError(said) from error
+        claims = attack.claim(truth, seen)
     assert torch.equal(seen.model, model), f"{name}: forge must not change the given model"
     is_vector = isinstance(forged, Tensor) and forged.is_floating_point() and forged.ndim == 1
     assert is_vector, f"{name}: forge must return a vector of floats"
     is_same = torch.equal(forged.nan_to_num(), again.nan_to_num())
     assert is_same, f"{name}: forge must draw from `known.random` only"
-    is_complete = [(key, len(value)) for key, value in claims.items()] == [("a criterion", 1)]
-    assert is_complete, f"{name}: claim must return the measurements that it is given"
+    sizes = {key: len(value) for key, value in claims.items()}
+    wanted = "claim must return the measurements that it is given"
+    assert sizes == {"a criterion": 1}, f"{name}: {wanted}, returned {sizes}"
+
+
+@contextmanager
+def _blaming(said: str) -> Iterator[None]:
+    """An AssertionError that says what a part did wrong, where it raises something."""
+    try:
+        yield
+    except (RuntimeError, AttributeError, TypeError, IndexError, ValueError) as error:
+        raise AssertionError(f"{said}: {error}") from error
 
 
 # What parts are tried on ------------------------------------------------------------------------------------
@@ -359,48 +364,38 @@ def _images() -> Samples:
 
 
 def _clients(
-    rows: list[int], attributes: Mapping[str, Tensor], sample_attributes: Mapping[str, Tensor]
-) -> ClientFacts:
-    """Some of three clients with 4, 2 and 3 samples of three classes."""
-    sizes = torch.tensor([4, 2, 3])
-    owner = torch.repeat_interleave(torch.arange(CLIENTS), sizes)
-    held = torch.isin(owner, torch.tensor(rows))
-    images = torch.rand(9, 1, SIZE, SIZE, generator=_generator())
-    return ClientFacts(
-        num_samples=sizes[rows],
-        label_counts=torch.tensor([[2, 1, 1], [2, 0, 0], [1, 1, 1]])[rows],
-        training_loss=torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64)[rows],
-        attributes={name: values[rows] for name, values in attributes.items()},
-        sample_attributes={name: values[held] for name, values in sample_attributes.items()},
-        load_inputs=lambda: images[held],
-        training=LocalTraining(epochs=2, batch_size=3),
-        load_start_loss=lambda: torch.tensor([0.5, 2.0, 1.0])[rows],
-        device=Devices(*torch.rand(7, CLIENTS, generator=_generator()).double()[:, rows]),
-    )
+    attributes: Mapping[str, Tensor], sample_attributes: Mapping[str, Tensor]
+) -> LocalEngine:
+    """Three clients with 4, 2 and 3 samples of three classes."""
+    inputs = torch.rand(9, 1, SIZE, SIZE, generator=_generator())
+    targets = torch.tensor([0, 0, 1, 2, 0, 0, 0, 1, 2])
+    samples = Samples(inputs, targets, Classification(CLASSES), sample_attributes=sample_attributes)
+    held = Holdings(torch.arange(9), targets, torch.tensor([0, 4, 6, 9]))
+    devices = Devices(*torch.rand(7, CLIENTS, generator=_generator()).double())
+    data = FederatedData(samples, held, held, None, None, attributes=attributes, devices=devices)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(SIZE**2, CLASSES), nn.BatchNorm1d(CLASSES))
+    return LocalEngine(data, network, seed=1)
 
 
-def _arrivals(criterion: Criterion, rows: list[int], attributes: Mapping[str, Tensor]) -> Arrivals:
+def _arrivals(engine: LocalEngine, criterion: Criterion, rows: Sequence[int]) -> Arrivals:
     """Some of three models: a copy of the global one, one that moved a little, one that moved far."""
-    layers = (Layer("kernel", (2, 2), 0, 4), Layer("bias", (2,), 4, 6), Layer("buffer", (1,), 6, 7))
-    models = torch.zeros(CLIENTS, 7)
-    models[1, :4] = 0.5
-    models[2, 4] = 8.0
-    models[:, 6] = 100.0
+    clients = list(rows)
+    model = engine.initial_model
+    models = model + torch.tensor([0.0, 0.5, 8.0])[:, None]
     memory = {}
     if criterion.memory:
-        memory[criterion.part.name] = criterion.memory.first(CLIENTS)[rows]
-    facts = {HONEST: torch.tensor([1.0, 0.0, 1.0]), **attributes}
+        memory[criterion.part.name] = criterion.memory.first(CLIENTS)[clients]
     return Arrivals(
         tuple(rows),
-        models[rows],
-        torch.zeros(7),
-        ModelSpec(layers, 6, 7),
+        models[clients],
+        model,
+        engine.spec,
         _judged,
         memory,
-        {name: values[rows] for name, values in facts.items()},
-        lambda: torch.ones(7),
-        seconds=torch.tensor([0.5, 60.0, 3600.0], dtype=torch.float64)[rows],
-        ages=torch.tensor([0.0, 1.0, 10.0], dtype=torch.float64)[rows],
+        {name: values[clients] for name, values in engine.attributes.items()},
+        lambda: torch.ones_like(model),
+        seconds=torch.tensor([0.5, 60.0, 3600.0], dtype=torch.float64)[clients],
+        ages=torch.tensor([0.0, 1.0, 10.0], dtype=torch.float64)[clients],
     )
 
 

@@ -110,8 +110,9 @@ def test_adaptive_steps_are_reddis_algorithm_2(name: str) -> None:
         options["beta2"] = beta2
     model, state = torch.tensor([1.0, 2.0]), {}
     x, m, v = np.array([1.0, 2.0]), np.zeros(2), np.full(2, tau**2)
+    step = SERVER_STEPS.get(name)(**options)
     for update in ([1.0, -0.1], [0.2, 3.0], [0.0, -1.0]):
-        model, state = SERVER_STEPS.get(name)(model, model + torch.tensor(update), state, **options)
+        model, state = step(model, model + torch.tensor(update), state)
         delta = np.array(update)
         m = beta1 * m + (1 - beta1) * delta
         v = {

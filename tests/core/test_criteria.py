@@ -114,16 +114,6 @@ def test_training_loss_is_better_when_smaller() -> None:
     assert measured("training_loss") == [1, 0.5, 0.25]
 
 
-def test_label_closeness_is_the_distance_from_all_classes_alike() -> None:
-    # Shares (½, ¼, ¼), (1, 0, 0), (⅓, ⅓, ⅓)
-    far = math.sqrt((1 / 6) ** 2 + 2 * (1 / 12) ** 2)
-    assert measured("label_closeness") == pytest.approx([1 - far, 1 - math.sqrt(2 / 3), 1])
-
-
-def test_exp_loss_is_a_softmax_of_the_loss() -> None:
-    assert measured("exp_loss", beta=2.0) == pytest.approx([1, math.exp(-2), math.exp(-6)])
-
-
 def test_the_loss_before_training_is_measured_by_who_trains() -> None:
     assert measured("start_loss") == [0.5, 2.0, 1.0]
     with pytest.raises(KeyError, match="clients that clientwise trains"):

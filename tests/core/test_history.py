@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy
 import pytest
 import torch
@@ -10,27 +12,34 @@ from torch import Tensor
 import clientwise as cw
 from clientwise.core.evidence.significance import (
     SKETCH,
-    History,
     count_copies,
     larger,
+    look_back,
     sketch,
 )
+from clientwise.core.types import Gathered, ModelSpec
 from recorded import rows
 
 SIZE = 5_000
-CPU = torch.device("cpu")
 
 
 def directions(count: int, seed: int = 1) -> Tensor:
     return torch.randn(count, SIZE, generator=torch.Generator().manual_seed(seed))
 
 
-def seen(history: History, client: int, update: Tensor) -> tuple[History, float]:
-    """A round in which one client takes part."""
-    history, rows = History.of(vars(history), [client], CPU)
-    sketches = sketch(update[None])
-    z = history.z(rows, sketches)
-    return history.extended(rows, sketches, z), float(z[0])
+def seen(memory: Mapping[str, Tensor], client: int, update: Tensor) -> tuple[dict, float]:
+    """A round in which one client takes part: what is remembered after it, and z."""
+    gathered = Gathered(
+        client_ids=(client,),
+        updates=update[None],
+        global_model=torch.zeros_like(update),
+        spec=ModelSpec((), len(update), len(update)),
+        criteria={},
+        judge=lambda models: pytest.fail("the past evaluates no model"),
+        train_server=lambda model: pytest.fail("the past trains no model"),
+    )
+    found = look_back(gathered, memory, history=True, copies=False)
+    return found.kept_in(memory), float(found.z[0])
 
 
 def test_cosines_of_sketches_estimate_those_of_updates() -> None:
@@ -42,11 +51,11 @@ def test_cosines_of_sketches_estimate_those_of_updates() -> None:
 
 
 def test_an_update_against_the_own_past_is_evidence_and_does_not_rewrite_it() -> None:
-    history = History.of({}, [], CPU)[0]
+    memory: dict[str, Tensor] = {}
     (way,) = directions(1)
     zs = []
     for update in (way, way, way, -way, -way, -way, way):
-        history, z = seen(history, 7, update)
+        memory, z = seen(memory, 7, update)
         zs.append(z)
     assert all(z != z for z in zs[:2])  # two updates make a past
     assert zs[2] < -16
@@ -55,13 +64,12 @@ def test_an_update_against_the_own_past_is_evidence_and_does_not_rewrite_it() ->
 
 
 def test_only_clients_that_were_seen_take_memory() -> None:
-    history = History.of({}, [], CPU)[0]
+    memory: dict[str, Tensor] = {}
     for client in (900_000, 3, 900_000):
-        history, _ = seen(history, client, directions(1)[0])
-    memory = vars(history)
+        memory, _ = seen(memory, client, directions(1)[0])
     assert memory["ids"].tolist() == [900_000, 3]
     assert memory["past"].shape == (2, SKETCH)
-    assert History.of(memory, [], CPU)[0].times.tolist() == [2, 1]
+    assert memory["times"].tolist() == [2, 1]
 
 
 def test_copies_are_counted_and_share_the_weight_of_one() -> None:
@@ -72,11 +80,11 @@ def test_copies_are_counted_and_share_the_weight_of_one() -> None:
 
 
 def test_a_model_of_few_parameters_is_no_strong_witness() -> None:
-    history = History.of({}, [], CPU)[0]
+    memory: dict[str, Tensor] = {}
     way = torch.tensor([1.0, 0.5, -0.2])
     for update in (way, way, way):
-        history, _ = seen(history, 0, update)
-    _, z = seen(history, 0, -way)
+        memory, _ = seen(memory, 0, update)
+    _, z = seen(memory, 0, -way)
     assert z == 0
 
 
@@ -84,13 +92,13 @@ def test_z_is_fishers_test_of_a_cosine_below_one_half() -> None:
     (way, aside) = directions(2)
     aside = aside - (aside @ way) / (way @ way) * way
     aside = aside * way.norm() / aside.norm()
-    history = History.of({}, [], CPU)[0]
+    memory: dict[str, Tensor] = {}
     for _ in range(3):
-        history, _ = seen(history, 0, way)
+        memory, _ = seen(memory, 0, way)
     for cosine in (-0.3, -0.6, -0.9):
         update = cosine * way + (1 - cosine**2) ** 0.5 * aside
         found = float(torch.nn.functional.cosine_similarity(*sketch(torch.stack([way, update])), 0))
-        _, z = seen(history, 0, update)
+        _, z = seen(memory, 0, update)
         expected = (numpy.arctanh(-found) - numpy.arctanh(0.5)) * 253**0.5
         assert z == pytest.approx(expected, rel=1e-4)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from clientwise.core.objective.loss import (
     CrossEntropy,
     FocalLoss,
     HuberLoss,
+    LossRecord,
     RobustLoss,
+    make_loss,
     robust_loss,
 )
 from clientwise.core.objective.metrics import confusion, error_sums
@@ -30,7 +33,7 @@ def evaluation_of(counts: torch.Tensor) -> Evaluation:
 def test_p3_eq_2_is_the_mean_over_samples_not_over_the_weights() -> None:
     logs = LOGITS.log_softmax(1)
     expected = -(5 * logs[0, 0] + 5 * logs[1, 0] + 0.5 * logs[2, 1]) / 3
-    assert CrossEntropy((5.0, 0.5))(LOGITS, TARGETS) == pytest.approx(float(expected))
+    assert CrossEntropy(class_weights=(5.0, 0.5))(LOGITS, TARGETS) == pytest.approx(float(expected))
     assert CrossEntropy()(LOGITS, TARGETS) == pytest.approx(
         float(-(logs[0, 0] + logs[1, 0] + logs[2, 1]) / 3)
     )
@@ -97,9 +100,9 @@ def test_the_gradient_is_autograds(samples: int, classes: int, weighted: bool, s
     weights = tuple(float(value) for value in range(1, max(2, classes) + 1)) if weighted else None
     for loss, truth in (
         (CrossEntropy(class_weights=weights), targets),
-        (FocalLoss(0.5, weights), targets),
+        (FocalLoss(gamma=0.5, class_weights=weights), targets),
         (RobustLoss(shape=1.0), torch.randn(samples, classes, generator=random)),
-        (HuberLoss(0.5), torch.randn(samples, classes, generator=random)),
+        (HuberLoss(delta=0.5), torch.randn(samples, classes, generator=random)),
     ):
         expected = loss.per_sample(outputs, truth)
         (slopes,) = torch.autograd.grad(expected, outputs, shares)
@@ -115,13 +118,15 @@ def test_focal_loss_is_cross_entropy_times_the_probability_of_missing(gamma: flo
     probability = LOGITS.softmax(1).gather(1, TARGETS[:, None])[:, 0]
     weight = torch.tensor([5.0, 0.5])[TARGETS]
     expected = -weight * (1 - probability) ** gamma * probability.log()
-    found = FocalLoss(gamma, (5.0, 0.5)).per_sample(LOGITS, TARGETS)
+    found = FocalLoss(gamma=gamma, class_weights=(5.0, 0.5)).per_sample(LOGITS, TARGETS)
     assert torch.allclose(found, expected, rtol=1e-5)
 
 
 def test_focal_loss_has_a_finite_gradient_where_the_model_is_sure() -> None:
     outputs = torch.tensor([[200.0, 0.0], [-200.0, 0.0]])
-    losses, gradient = FocalLoss(0.5).with_gradient(outputs, torch.tensor([0, 0]), torch.ones(2))
+    losses, gradient = FocalLoss(gamma=0.5).with_gradient(
+        outputs, torch.tensor([0, 0]), torch.ones(2)
+    )
     assert losses.tolist() == [0.0, 200.0]
     assert gradient[0].tolist() == [0.0, 0.0]
     assert gradient[1].tolist() == pytest.approx([-1.0, 1.0])
@@ -135,13 +140,27 @@ def test_losses_of_numbers() -> None:
         ("huber", {"delta": 2.0}, (2 * (3 - 1) + 0.125) / 2),
         ("robust", {"shape": 2.0}, (9 + 0.25) / 2),
     ):
-        loss = LOSSES.get(name)(None, **options)
+        loss = LOSSES.get(name)(**options)
         assert loss.per_sample(outputs, targets).tolist() == pytest.approx([expected, 0.0]), name
         assert loss.kind == name
 
 
 def test_balanced_class_weights_are_inverse_frequencies() -> None:
-    loss = LOSSES.get("cross_entropy")(torch.tensor([60, 30, 10, 0]), class_weights="balanced")
+    loss = make_loss("cross_entropy", {"class_weights": "balanced"}, torch.tensor([60, 30, 10, 0]))
     assert loss.class_weights == pytest.approx((100 / 240, 100 / 120, 100 / 40, 1.0))
     with pytest.raises(ValueError, match="label counts"):
-        LOSSES.get("focal")(None, class_weights="balanced")
+        make_loss("focal", {"class_weights": "balanced"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("cross", {}),
+        ("cross_entropy", {"class_weights": 5}),
+        ("cross_entropy", {"missing": [0]}),  # of the server's own computations alone
+        ("mse", {"class_weights": [1.0]}),
+    ],
+)
+def test_a_written_loss_that_nobody_wrote_is_refused(kind: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="loss"):
+        LossRecord(kind, options).loss()

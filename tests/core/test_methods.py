@@ -13,11 +13,8 @@ from torch import Tensor
 
 from clientwise.core.aggregation.before import BEFORE
 from clientwise.core.evidence.rivals import (
-    Agnostic,
     Credibility,
-    Greedy,
     Law,
-    Shapley,
 )
 from clientwise.core.types import (
     Evaluation,
@@ -112,27 +109,6 @@ def test_q_fedavg_is_the_papers_algorithm_2(q: float) -> None:
     assert found.tolist() == pytest.approx((-numerator / denominator).tolist())
 
 
-def test_afl_rises_with_the_losses_and_stays_on_the_simplex() -> None:
-    part = Agnostic(step=0.1)
-    memory = {"lambda": torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)}
-    # Clients 3 and 1 answer: the round weighs them by the λ it began with.
-    seen = gathered(UPDATES[:2], ids=[3, 1], start_loss=[1.0, 4.0])
-    after = part(seen, torch.tensor([0.5, 0.5]), memory)
-    assert after.weights.tolist() == pytest.approx([0.4 / 0.6, 0.2 / 0.6])
-    # 0.1, 0.6, 0.3, 0.5: the first falls to 0, the others by a third of 0.4
-    assert after.memory["lambda"].tolist() == pytest.approx(
-        [0, 0.6 - 0.4 / 3, 0.3 - 0.4 / 3, 0.5 - 0.4 / 3]
-    )
-    assert part.first(4)["lambda"].tolist() == [0.25] * 4
-    nobody = part(
-        seen,
-        torch.tensor([0.5, 0.5]),
-        {"lambda": torch.tensor([0.5, 0, 0.5, 0], dtype=torch.float64)},
-    )
-    assert nobody.weights.tolist() == [0.5, 0.5]
-    assert "λ is zero" in nobody.notes[0]
-
-
 @pytest.mark.parametrize(
     ("alpha", "expected"),
     [
@@ -151,22 +127,6 @@ def test_focus_weighs_by_the_mutual_cross_entropy(alpha: float, expected: list[f
     assert found.tolist() == pytest.approx((worked / worked.sum()).tolist())
 
 
-def test_greedy_takes_the_best_while_they_help() -> None:
-    # The first is best alone, then the second, with whom it is better still; the others go the wrong way.
-    updates = [[1.0, -1.0, 0.0], [0.0, -2.0, 1.0], [-3.0, 0.0, 0.0], [1.0, 5.0, 1.0]]
-    prior = torch.tensor([0.2, 0.2, 0.5, 0.1], dtype=torch.float64)
-    assert Greedy()(gathered(updates), prior, {}).weights.tolist() == pytest.approx(
-        [0.5, 0.5, 0, 0]
-    )
-    without = torch.tensor([0.0, 0.2, 0.7, 0.1], dtype=torch.float64)
-    assert Greedy()(gathered(updates), without, {}).weights.tolist() == pytest.approx([0, 1, 0, 0])
-    lost = Greedy()(
-        gathered(updates, lambda models: torch.full((len(models),), torch.nan)), prior, {}
-    )
-    assert lost.weights.tolist() == prior.tolist()
-    assert "the weights are those of the score" in lost.notes[0]
-
-
 def test_fedlaw_finds_the_weights_and_the_size_of_the_best_model() -> None:
     # The target lies on γ·(λ₁·a + λ₂·b) with λ = (0.8, 0.2) and γ = 0.9; the third client points away from it.
     a = torch.tensor([1.0, -3.0, 0.5])
@@ -178,12 +138,3 @@ def test_fedlaw_finds_the_weights_and_the_size_of_the_best_model() -> None:
     assert found.weights[2] < 0.05
     nobody = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
     assert Law(steps=3)(gathered(updates), nobody, {}).weights[2] == 0
-
-
-def test_a_client_that_ruins_every_model_has_no_shapley_weight() -> None:
-    updates = [[1.0, -1.0, 0.0], [0.0, -2.0, 1.0], [1e30, 0.0, 0.0]]
-    weights = Shapley()(gathered(updates), WEIGHTS, {}).weights
-    assert weights[2] == 0
-    assert float(weights[:2].sum()) == pytest.approx(1)
-    worse = Shapley()(gathered([[-1.0, 1.0, 0.0]]), torch.ones(1, dtype=torch.float64), {})
-    assert "no client lowers the loss" in worse.notes[0]

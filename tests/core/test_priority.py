@@ -23,7 +23,13 @@ class Clients:
         self.asked: list[list[tuple[str, ...]]] = []
 
     def build(self, order: tuple[str, ...]) -> Candidate:
-        return Candidate(order, *[torch.ones(1)] * 3, torch.zeros(1), {}, torch.zeros(1, 1))
+        return Candidate(
+            order,
+            *[torch.ones(1)] * 3,
+            model=torch.zeros(1),
+            stepped=torch.zeros(1, 1),
+            step_state={},
+        )
 
     def evaluate(self, candidates: Sequence[Candidate]) -> Evaluation:
         orders = [candidate.priority for candidate in candidates]

@@ -1,4 +1,4 @@
-"""FoolsGold, FLDetector, FoundationFL, AlignIns and BR-DRAG against their papers' equations in NumPy."""
+"""FoolsGold, AlignIns and BR-DRAG against their papers' equations in NumPy."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clientwise.core.aggregation.before import BEFORE
-from clientwise.core.aggregation.rules import RULES
 from clientwise.core.evidence import EVIDENCE
-from clientwise.core.evidence.rivals import hessian_of, suspicious_cluster
 from clientwise.core.types import Gathered, ModelSpec
 
 Array = NDArray[numpy.float64]
@@ -134,26 +132,6 @@ def test_alignins_keeps_the_papers_clients_and_clips_to_their_median_norm(seed: 
     numpy.testing.assert_allclose(mean[:PARAMETERS], clipped.mean(0), atol=1e-5)
 
 
-@pytest.mark.parametrize("base", ["trimmed_mean", "median"])
-def test_foundation_fl_adds_copies_of_the_update_farthest_from_the_extremes(base: str) -> None:
-    updates = randoms(3).normal(size=(10, 12))
-    largest = updates.max(0)
-    smallest = updates.min(0)
-    scores = []
-    for update in updates:
-        distances = numpy.linalg.norm(update - largest), numpy.linalg.norm(update - smallest)
-        scores.append(min(distances))
-    chosen = int(numpy.argmax(scores))
-    together = numpy.concatenate([updates, numpy.repeat(updates[[chosen]], 5, 0)])
-    ordered = numpy.sort(together, 0)
-    expected = {"trimmed_mean": ordered[2:-2].mean(0), "median": numpy.median(together, 0)}[base]
-    rule = RULES.get("foundation")
-    ruled = rule(torch.from_numpy(updates).float(), equal(10), {}, hostile=0.2, base=base)
-    numpy.testing.assert_allclose(ruled.update, expected, atol=1e-6)
-    assert int(ruled.influence.argmax()) == chosen
-    assert float(ruled.influence.sum()) == pytest.approx(1)
-
-
 def test_br_drag_is_the_papers_equation() -> None:
     random = randoms(4)
     own = random.normal(size=PARAMETERS)
@@ -170,93 +148,3 @@ def test_br_drag_is_the_papers_equation() -> None:
     assert bool((mixed.updates[:, PARAMETERS] == 1).all()), "a buffer is no parameter"
     still = BEFORE.get("drag")(gathered(0 * updates, own=own), equal(4))
     numpy.testing.assert_allclose(still.updates[0, :PARAMETERS], 0.5 * own, atol=1e-5)
-
-
-def papers_hessian_product(steps: Array, changes: Array, vector: Array) -> Array:
-    """B·v of L-BFGS, by its definition: rank-two updates of sigma·I, one pair after the other."""
-    hessian = changes[-1] @ steps[-1] / (steps[-1] @ steps[-1]) * numpy.eye(len(vector))
-    for step, change in zip(steps, changes, strict=True):
-        image = hessian @ step
-        hessian = hessian - numpy.outer(image, image) / (step @ image)
-        hessian = hessian + numpy.outer(change, change) / (change @ step)
-    return hessian @ vector
-
-
-def quadratic_pairs(random: numpy.random.Generator, count: int) -> tuple[Array, Array]:
-    root = random.normal(size=(PARAMETERS, PARAMETERS))
-    curvature = -(root @ root.T / PARAMETERS + numpy.eye(PARAMETERS))  # updates are −η·gradient
-    steps = random.normal(size=(count, PARAMETERS))
-    return steps, steps @ curvature
-
-
-def test_fldetector_predicts_with_the_hessian_of_l_bfgs() -> None:
-    random = randoms(5)
-    steps, changes = quadratic_pairs(random, 4)
-    updates, last, moved = random.normal(size=(3, 6, PARAMETERS))
-    expected = []
-    for now, before, travelled in zip(updates, last, moved, strict=True):
-        prediction = before + papers_hessian_product(steps, changes, travelled)
-        expected.append(numpy.linalg.norm(prediction - now))
-    hessian = hessian_of(torch.from_numpy(steps), torch.from_numpy(changes))
-    found = [
-        float((torch.from_numpy(before - now) + hessian(torch.from_numpy(far))).norm())
-        for before, now, far in zip(last, updates, moved, strict=True)
-    ]
-    numpy.testing.assert_allclose(found, expected, rtol=1e-8)
-
-
-def best_two_means(values: Array) -> tuple[float, float]:
-    """The least sum of squares of two clusters, over all ways to divide the values, and its split."""
-    ordered = numpy.sort(values)
-    best = (numpy.inf, 0.0)
-    for split in range(1, len(values)):
-        parts = ordered[:split], ordered[split:]
-        squares = sum(float(((part - part.mean()) ** 2).sum()) for part in parts)
-        best = min(best, (squares, ordered[split - 1]))
-    return best
-
-
-@pytest.mark.parametrize("apart", [0.0, 0.05, 0.2, 0.5, 3.0])
-def test_fldetector_finds_a_cluster_where_the_gap_statistic_does(apart: float) -> None:
-    scores = randoms(6).uniform(0.9, 1.1, 20)
-    scores[:6] += apart
-    unit = (scores - scores.min()) / (scores.max() - scores.min())
-    references = randoms(8).uniform(size=(400, 20))  # many, where the part draws ten
-    of_one = numpy.log([((row - row.mean()) ** 2).sum() for row in references])
-    of_two = numpy.log([best_two_means(row)[0] for row in references])
-    squares, split = best_two_means(unit)
-    gap_one = of_one.mean() - numpy.log(((unit - unit.mean()) ** 2).sum())
-    gap_two = of_two.mean() - numpy.log(squares)
-    margin = gap_two - gap_one - numpy.sqrt(1.1) * of_two.std()
-    assert abs(margin) > 0.1, "ten references must not decide by chance"
-    expected = unit > split if margin > 0 else numpy.zeros(20, bool)
-    found = suspicious_cluster(torch.from_numpy(scores), seed=1)
-    assert found.tolist() == expected.tolist()
-
-
-def test_fldetector_removes_inconsistent_clients_once_its_window_is_full() -> None:
-    """Clients of a quadratic problem; four of them send something else from round 6 on."""
-    random = randoms(9)
-    model = random.normal(size=PARAMETERS)
-    targets = 0.1 * random.normal(size=(20, PARAMETERS))
-    memory: Mapping[str, Tensor] = {}
-    detector = EVIDENCE.get("fldetector")(window=4)
-    removed_in = 0
-    for round_num in range(1, 15):
-        ids = sorted(random.choice(20, size=15, replace=False).tolist())
-        updates = 0.2 * (targets[ids] - model) + 0.001 * random.normal(size=(15, PARAMETERS))
-        for row, client in enumerate(ids):
-            if client < 4 and round_num >= 6:
-                updates[row] = random.normal(size=PARAMETERS)
-        posterior = detector(gathered(updates, model, ids=ids), equal(15), memory)
-        memory = posterior.memory
-        if posterior.notes:
-            removed_in = removed_in or round_num
-        model = model + posterior.weights.numpy() @ updates
-    removed = memory["ids"][memory["removed"]].tolist()
-    assert sorted(removed) == [0, 1, 2, 3]
-    assert removed_in >= 6
-    hostile_rows = [row for row, client in enumerate(ids) if client < 4]
-    assert posterior.weights[hostile_rows].sum() == 0
-    assert float(posterior.weights.sum()) == pytest.approx(1)
-    assert len(memory["steps"]) == 4

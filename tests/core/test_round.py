@@ -38,10 +38,10 @@ from clientwise.core.weights.scores import (
 )
 from clientwise.core.weights.weighting import max_scale, no_scale, sum_scale
 from clientwise.data.datasets import digits
-from clientwise.data.division import federate
 from clientwise.data.partition import iid
 from clientwise.engine.local import LocalEngine
 from clientwise.models.networks import linear, mlp
+from dividing import federate
 
 TRAINING = LocalTraining(epochs=1, batch_size=20, learning_rate=0.1)
 P1_CRITERIA = tuple(
@@ -608,30 +608,3 @@ def test_the_last_round_is_evaluated_in_any_case(make_engine: MakeEngine) -> Non
         state, record = run_round(state, method, plan, engine)
         evaluated.append(record.local is not None)
     assert evaluated == [False, True, True]
-
-
-def test_the_brake_keeps_the_old_model_where_the_servers_set_says_the_new_one_is_worse(
-    make_engine: MakeEngine, plan: Plan
-) -> None:
-    engine, method = make_engine(), Method(training=TRAINING, brake=3.0)
-    good = start(engine, method)
-    for _ in range(4):
-        good, record = run_round(good, method, plan, engine)
-        assert record.notes == ()  # who gets better is not braked
-
-    def backwards(updates: Updates) -> Updates:
-        models = updates.models.clone()
-        models[0] = good.model - 50 * (models[0] - good.model)
-        return replace(updates, models=models)
-
-    after, stays = run_round(good, method, plan, Wire(engine, backwards))
-    (note,) = stays.notes
-    assert note.startswith("braked: the new model is worse on the server's set by 0.")
-    torch.testing.assert_close(after.model, good.model, rtol=0, atol=0)
-    _, loose = run_round(good, replace(method, brake=None), plan, Wire(engine, backwards))
-    assert loose.notes == ()
-    assert (
-        float(loose.report.overall()[0])
-        < float(stays.report.overall()[0])
-        == float(record.report.overall()[0])
-    )

@@ -6,7 +6,6 @@ import itertools
 import re
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,8 +15,6 @@ import clientwise as cw
 from clientwise.core.weights.scores import (
     SCORES,
     Choquet,
-    Disco,
-    Iowa,
     Mean,
     Owa,
     Prioritized,
@@ -35,8 +32,6 @@ ALICE, BOB = (
 
 CAPACITY = {"a": 0.2, "b": 0.3, "c": 0.1, "a+b": 0.9, "a+c": 0.4, "b+c": 0.5, "a+b+c": 1.0}
 EVERY_SCORE: list[Score] = [
-    Disco(size="a", closeness="b"),
-    Iowa(by="b"),
     Prioritized(),
     Prioritized(("c", "a", "b")),
     Mean(),
@@ -118,38 +113,6 @@ def test_owa_weighs_places_not_criteria() -> None:
     assert score_of(Owa([0.5, 0.3, 0.2]), ALICE) == pytest.approx([0.45 + 0.12 + 0.04])
     assert score_of(Owa(quantifier="any"), ALICE, BOB) == pytest.approx([0.9, 0.8])
     assert score_of(Owa(quantifier="all"), ALICE, BOB) == pytest.approx([0.2, 0.1])
-
-
-def test_disco_is_the_papers_formula() -> None:
-    sizes, discrepancy = np.array([60.0, 30.0, 10.0]), np.array([0.9, 0.2, 0.6])
-    expected = np.maximum(0, sizes / 100 - 0.5 * discrepancy + 0.1)
-    values = torch.tensor(np.stack([1 - discrepancy, sizes], 1))
-    found = Disco(a=0.5, b=0.1)(["label_closeness", "dataset_size"], values)
-    assert found.tolist() == pytest.approx(expected.tolist())
-    assert found[2] == 0  # 0.1 − 0.3 + 0.1: left out
-    with pytest.raises(
-        ValueError, match="reads 'label_closeness', which is not among the criteria"
-    ):
-        Disco().check(["dataset_size"])
-
-
-def test_iowa_gives_weights_to_places_in_the_order_that_another_criterion_induces() -> None:
-    # Q at 1/5 ... 5/5 is 0.4, 0.6, 0.8, 1, 1: the best client has 0.4, the last none, wherever they stand.
-    accuracy = torch.tensor([[0.3], [0.9], [0.1], [0.5], [0.7]], dtype=torch.float64)
-    assert Iowa(by="accuracy")(["accuracy"], accuracy).tolist() == pytest.approx(
-        [0.2, 0.4, 0, 0.2, 0.2]
-    )
-    # A client of three times the size takes three places; equal ones share theirs.
-    values = torch.tensor([[0.9, 1.0], [0.5, 3.0], [0.5, 1.0]], dtype=torch.float64)
-    by_size = Iowa(by="accuracy", best=0.2, most=0.6, end=0.6)(["accuracy", "size"], values)
-    assert by_size.tolist() == pytest.approx([0.6, 0.3, 0.1])
-
-
-def test_iowa_never_weighs_a_better_client_less() -> None:
-    with pytest.raises(ValueError, match="better clients would weigh less"):
-        Iowa(by="a", best=0.5, most=0.1, end=0.8)
-    with pytest.raises(ValueError, match="best must be below end"):
-        Iowa(by="a", best=0.8, end=0.8)
 
 
 def test_choquet_by_hand() -> None:

@@ -20,8 +20,6 @@ from clientwise.data.datasets import handwriting, images, tables
 
 PIXELS, LABELS = load_digits(return_X_y=True)
 HOSPITALS = {"Cleveland": 6, "Hungarian": 5, "Switzerland": 4, "VA": 4}
-STATIONS = ("Dongsi", "Tiantan")
-USPS = {"zip.train": 6, "zip.test": 4}
 SMALL: dict[ModuleType, dict[str, Any]] = {
     handwriting: {
         "PARTS": {"train": 60, "t10k": 10},
@@ -29,16 +27,14 @@ SMALL: dict[ModuleType, dict[str, Any]] = {
             "train": numpy.bincount(LABELS[:60], minlength=10).tolist(),
             "t10k": numpy.bincount(LABELS[60:70], minlength=10).tolist(),
         },
-        "USPS": USPS,
-        "SEMEION": 5,
     },
     images: {
         **{"RECORDS": 10, "PER_CLASS": (5, 1), "PER_KIND": 3, "PATIENTS": 4},
         **{"COUNT": 10, "SIZE": 16, "LEAST": 1, "MOST": 10},
     },
     tables: {
-        **{"REGIONS": ("Northeast", "Canada"), "STATIONS": " ".join(STATIONS), "HOURS": 8},
-        "SIZES": {"heart": (19, 4), "parkinsons": (12, 3), "tcga_brca": (11, 2), "wisdm": (12, 3)},
+        "REGIONS": ("Northeast", "Canada"),
+        "SIZES": {"heart": (19, 4), "tcga_brca": (11, 2), "wisdm": (12, 3)},
     },
 }
 
@@ -89,25 +85,21 @@ def picture(pixels: numpy.ndarray, kind: str = "PNG") -> bytes:
     return content.getvalue()
 
 
-def write_files(place: Path, files: Mapping[str, bytes], zipped: bool) -> None:
-    if zipped:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(place.with_suffix(".zip"), "w") as archive:
-            for name, content in files.items():
-                archive.writestr(f"{place.name}/{name}", content)
-    else:
+def write_files(place: Path, files: Mapping[str, bytes]) -> None:
+    """A zip archive of a folder."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(place.with_suffix(".zip"), "w") as archive:
         for name, content in files.items():
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            (place / name).write_bytes(content)
+            archive.writestr(f"{place.name}/{name}", content)
 
 
-def write_celeba(folder: Path, zipped: bool) -> None:
+def write_celeba(folder: Path) -> None:
     shades = numpy.arange(6, dtype=numpy.uint8) * 40
     files = {
         f"{n + 1:06}.jpg": picture(numpy.full((218, 178, 3), shade), "JPEG")
         for n, shade in enumerate(shades)
     }
-    write_files(folder / "celeba" / "img_align_celeba", files, zipped)
+    write_files(folder / "celeba" / "img_align_celeba", files)
     smiling, blurry = [1, -1, 1, 1, -1, -1], [-1, -1, 1, -1, -1, 1]
     rows = [
         f"{name} {' '.join(map(str, pair))}"
@@ -122,7 +114,7 @@ def write_celeba(folder: Path, zipped: bool) -> None:
     (folder / "celeba" / "identity_CelebA.txt").write_text(ids)
 
 
-def write_malaria(folder: Path, zipped: bool) -> None:
+def write_malaria(folder: Path) -> None:
     """Three red cells with parasites, three blue ones without, of four people."""
     red, blue = (
         picture(numpy.full((30, 40, 3), colour, numpy.uint8))
@@ -137,10 +129,10 @@ def write_malaria(folder: Path, zipped: bool) -> None:
         "Uninfected/C12NThinF_IMG_1_cell_1.png": blue,
         "Uninfected/C201ThinF_IMG_1_cell_1.png": blue,
     }
-    write_files(folder / "malaria" / "cell_images", files, zipped)
+    write_files(folder / "malaria" / "cell_images", files)
 
 
-def write_cells(folder: Path, zipped: bool) -> None:
+def write_cells(folder: Path) -> None:
     """Ten images of 16×16 with one to ten cells."""
     random = numpy.random.default_rng(0)
     files = {}
@@ -149,7 +141,7 @@ def write_cells(folder: Path, zipped: bool) -> None:
         dots[random.permutation(256)[:number], 0] = 255
         files[f"{number:03}cell.png"] = picture(random.integers(0, 256, (16, 16, 3), numpy.uint8))
         files[f"{number:03}dots.png"] = picture(dots.reshape(16, 16, 3))
-    write_files(folder / "vgg_cells" / "cells", files, zipped)
+    write_files(folder / "vgg_cells" / "cells", files)
 
 
 def write_reviews(folder: Path, rows: list[tuple[str, int]], packed: bool = False) -> None:
@@ -212,17 +204,6 @@ def write_brca(folder: Path) -> None:
     (folder / "tcga_brca" / "train_test_split.csv").write_text("\n".join(split) + "\n")
 
 
-def write_parkinsons(folder: Path, separator: str = ",") -> None:
-    (folder / "parkinsons").mkdir(parents=True)
-    rows = [["subject#", "age", "sex", "motor_UPDRS", "total_UPDRS", "HNR"]]
-    rows += [
-        [str(1 + 9 * (n % 3)), str(60 + n % 3), str(n % 2), f"{20 + n}", f"{30 + n}", f"2{n}.64"]
-        for n in range(12)
-    ]
-    path = folder / "parkinsons" / "parkinsons_updrs.data"
-    path.write_text("\n".join(separator.join(row) for row in rows))
-
-
 def write_wisdm(folder: Path) -> None:
     (folder / "wisdm").mkdir(parents=True)
     head = [
@@ -238,30 +219,6 @@ def write_wisdm(folder: Path) -> None:
     ]
     path = folder / "wisdm" / "WISDM_ar_v1.1_transformed.arff"
     path.write_text("\n".join([*head, "@attribute class", "", "@data", *rows]))
-
-
-def write_air(folder: Path) -> None:
-    (folder / "beijing_air").mkdir(parents=True)
-    head = '"No","year","month","day","hour","PM2.5","PM10","SO2","wd","WSPM","station"'
-    for station in STATIONS:
-        rows = [
-            f'{n},2013,3,1,{n},{"NA" if n == 2 else 10 * n + 10},9,{n},"{"NNW"[n % 3 :]}",0.5,"{station}"'
-            for n in range(8)
-        ]
-        path = folder / "beijing_air" / f"PRSA_Data_{station}_20130301-20170228.csv.gz"
-        path.write_bytes(gzip.compress("\n".join([head, *rows]).encode()))
-
-
-def write_domains(folder: Path) -> None:
-    """Ten digits of USPS and five of Semeion beside MNIST's."""
-    write_mnist(folder)
-    for name in ("usps", "semeion"):
-        (folder / name).mkdir()
-    for name, count in USPS.items():
-        lines = [f"{n} " + " ".join(["-1.000"] * 255 + ["1.000"]) + " " for n in range(count)]
-        (folder / "usps" / f"{name}.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    lines = [",".join(["0"] * 255 + ["1", str(n + 1)]) for n in range(5)]
-    (folder / "semeion" / "semeion.csv").write_text("\n".join(lines))
 
 
 def write_table(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Frozen networks: their architecture, their weights, and that an image is looked at once."""
+"""Frozen networks: their weights, and that an image is looked at once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from clientwise.data.features import (
     FEATURES,
     Backbone,
     extract,
-    vgg19_convolutions,
     with_features,
 )
 from clientwise.data.federated import DATASETS, Samples
-from clientwise.data.folder import DataError
 from clientwise.registry import Part
 
 CPU = torch.device("cpu")
@@ -38,47 +36,6 @@ def coloured(count: int = 12) -> Samples:
     return Samples(
         inputs, targets, Classification(2), 1 / 255, attributes, torch.arange(count) % 3, 10
     )
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """VGG19 with weights of chance in both formats, named as torchvision names them."""
-    torch.manual_seed(1)
-    folder = tmp_path_factory.mktemp("weights")
-    state = {
-        f"features.{name}": tensor for name, tensor in vgg19_convolutions().state_dict().items()
-    }
-    save_file(state, folder / "vgg19.safetensors")
-    torch.save(state | {"classifier.0.bias": torch.zeros(3)}, folder / "vgg19.pth")
-    return folder
-
-
-def test_vgg19_has_the_published_convolutions(weights: Path) -> None:
-    network = vgg19_convolutions()
-    assert sum(parameter.numel() for parameter in network.parameters()) == 20_024_384
-    first = extract(coloured(), FEATURES.get("vgg19")(weights), CPU)
-    (weights / "vgg19.safetensors").unlink()
-    second = extract(coloured(), FEATURES.get("vgg19")(weights), CPU)
-    assert first.inputs.shape == (12, 512)
-    assert torch.equal(first.inputs, second.inputs)
-
-
-def test_weights_that_are_none(tmp_path: Path) -> None:
-    vgg19 = FEATURES.get("vgg19")
-    with pytest.raises(DataError, match="needs a data folder"):
-        vgg19(None)
-    with pytest.raises(DataError, match="use efficientnet_lite0"):
-        vgg19(tmp_path)
-    (tmp_path / "vgg19.safetensors").write_bytes(b"nothing")
-    with pytest.raises(DataError, match="no weights can be read"):
-        vgg19(tmp_path)
-    save_file({"features.0.weight": torch.zeros(3)}, tmp_path / "vgg19.safetensors")
-    with pytest.raises(DataError, match="not the weights of VGG19"):
-        vgg19(tmp_path)
-    (tmp_path / "vgg19.safetensors").unlink()
-    torch.save({"features.0.weight": Path}, tmp_path / "vgg19.pth")  # more than tensors
-    with pytest.raises(DataError, match="no weights can be read"):
-        vgg19(tmp_path)
 
 
 class Colours:

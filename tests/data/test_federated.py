@@ -8,10 +8,10 @@ import torch
 
 from clientwise.core.objective.problem import Classification
 from clientwise.data import federated
-from clientwise.data.division import federate
 from clientwise.data.federated import FederatedData, Holdings, Samples
 from clientwise.data.folder import DataError
 from clientwise.data.partition import iid
+from dividing import federate
 
 
 def test_your_own_arrays() -> None:

@@ -12,20 +12,16 @@ import pandas
 import pytest
 import torch
 from small_files import (
-    LABELS,
-    write_air,
     write_brca,
-    write_domains,
     write_heart,
-    write_parkinsons,
     write_wisdm,
 )
 
 from clientwise.data.datasets import DATASETS
-from clientwise.data.division import federate
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.folder import DataError
 from clientwise.data.partition import by_id
+from dividing import federate
 
 
 def load(name: str, folder: Path, **options: object) -> Samples:
@@ -85,16 +81,6 @@ def test_breast_cancer(small: Path) -> None:
             load("tcga_brca", small)
 
 
-@pytest.mark.parametrize("separator", [",", "\t"])
-def test_parkinsons(small: Path, separator: str) -> None:
-    write_parkinsons(small, separator)
-    samples = load("parkinsons", small)
-    torch.testing.assert_close(samples.targets, torch.arange(30, 42) / 10)
-    assert samples.table.target == "total_UPDRS / 10"
-    assert samples.inputs.shape == (12, 3)  # age, sex, voice: the other score is no input
-    assert naturally(samples).names == ("patient 1", "patient 10", "patient 19")
-
-
 def test_wisdm(small: Path) -> None:
     write_wisdm(small)
     samples = load("wisdm", small)
@@ -104,41 +90,12 @@ def test_wisdm(small: Path) -> None:
     assert naturally(samples).names == ("person 31", "person 32", "person 33")
 
 
-def test_air(small: Path) -> None:
-    write_air(small)
-    samples = load("beijing_air", small)
-    hours = torch.tensor([0, 1, 3, 4, 5, 6, 7])  # one has no measurement
-    torch.testing.assert_close(samples.targets, torch.log10(10.0 * hours + 10).repeat(2))
-    data = naturally(samples)
-    assert data.names == ("Dongsi", "Tiantan")
-    assert data.samples.inputs.shape == (14, 1 + 7 + 1 + 3 + 1)  # month, hours, SO2, winds, WSPM
-
-
-def test_digits_of_four_domains(small: Path) -> None:
-    write_domains(small)
-    samples = load("digit_domains", small)
-    assert torch.bincount(samples.ids).tolist() == [70, 10, 5, len(LABELS)]
-    assert samples.inputs.shape[1:] == (1, 16, 16)
-    corner = samples.inputs[:, 0, -1, -1]
-    assert corner[70:85].tolist() == [255] * 15  # black is 1 in both
-    assert samples.targets[70:85].tolist() == [*range(6), *range(4), *range(5)]
-    some = load("digit_domains", small, most=8)
-    assert torch.bincount(some.ids).tolist() == [8, 8, 5, 8]
-    data = naturally(some, per_id=2)
-    assert data.names == tuple(
-        f"{name} {n}" for name in ("MNIST", "USPS", "Semeion", "scikit-learn") for n in (1, 2)
-    )
-    assert (data.train.sizes + data.test.sizes).tolist() == [4, 4, 4, 4, 3, 2, 4, 4]
-
-
 @pytest.mark.parametrize(
     ("name", "folder", "sizes"),
     [
         ("heart", "heart", (920, 4)),
         ("tcga_brca", "tcga_brca", (1_088, 6)),
-        ("parkinsons", "parkinsons", (5_875, 42)),
         ("wisdm", "wisdm", (5_418, 36)),
-        ("digit_domains", "semeion", (70_000 + 9_298 + 1_593 + 1_797, 4)),
     ],
 )
 def test_the_published_federations(

@@ -11,17 +11,17 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from small_files import write_air, write_cells, write_table
+from small_files import write_cells, write_table
 from torch import nn
 
 from clientwise.data.datasets import DATASETS
-from clientwise.data.division import federate
 from clientwise.data.features import FEATURES, Backbone, with_features
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.partition import iid
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.load import load_experiment
 from clientwise.registry import Part
+from dividing import federate
 
 pytestmark = pytest.mark.bits
 SPLIT = {"test_fraction": 0.25, "server_fraction": 0.2, "report_fraction": 0.5}
@@ -53,10 +53,6 @@ def built(config: dict[str, Any]) -> FederatedData:
 
 def diabetes(folder: Path) -> FederatedData:
     return federated(DATASETS.get("diabetes")(None))
-
-
-def air(folder: Path) -> FederatedData:
-    return federated(DATASETS.get("beijing_air")(folder))
 
 
 def cells(folder: Path) -> FederatedData:
@@ -129,7 +125,6 @@ COMPUTED = {
     "deviations of a table": (own_table, numpy, "sqrt"),
     "targets beside hostile ones": (some_ages, numpy, "sqrt"),
     "scaled diabetes": (diabetes, "sklearn.datasets", "load_diabetes"),
-    "logarithms of air": (air, numpy, "log10"),
     "blurred cells": (cells, "scipy.ndimage", "gaussian_filter"),
     "features": (features, nn.Conv2d, "forward"),
 }
@@ -138,8 +133,7 @@ COMPUTED = {
 @pytest.fixture
 def everything(small: Path) -> Path:
     """A data folder with small files of all these datasets."""
-    write_air(small)
-    write_cells(small, zipped=False)
+    write_cells(small)
     write_table(small)
     rows = [f"{('north', 'south')[n % 2]},{n * 7 % 11},{40 + n}" for n in range(20)]
     (small / "ages.csv").write_text("\n".join(["site,dose,age", *rows]))

@@ -16,10 +16,11 @@ import pandas
 import pytest
 
 from clientwise.data.datasets import DATASETS
-from clientwise.data.division import federate
+from clientwise.data.division import hand_out
 from clientwise.data.federated import FederatedData
 from clientwise.data.own import read_own
 from clientwise.data.partition import by_id
+from dividing import federate
 
 GOLDEN = Path(__file__).with_name("golden_tables.json")
 DIGITS = 6
@@ -121,9 +122,8 @@ def frames_of_fit(folder: Path) -> FederatedData:
     clients = {"south": rows(20), "north": rows(25, 30)}
     given = {"held_out": rows(9, 100), "test": rows(8, 200), "target": "y", "ignore": ["note"]}
     own = read_own(clients, **given)
-    return own.federate(
-        own.divide(1, test_fraction=0.2, weigh_fraction=0.1, report_fraction=0.1), 1
-    )
+    divided = own.divide(1, test_fraction=0.2, weigh_fraction=0.1, report_fraction=0.1)
+    return hand_out(own.samples, divided, 1)
 
 
 CASES: list[Callable[[Path], FederatedData]] = [

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clientwise.data.datasets import digits
-from clientwise.data.division import _at_least, federate
+from clientwise.data.division import _at_least
 from clientwise.data.partition import (
     PARTITIONS,
     Pool,
@@ -17,6 +17,7 @@ from clientwise.data.partition import (
     shards,
     table,
 )
+from dividing import federate
 
 TARGETS = torch.arange(1000) % 10
 POOL = Pool(TARGETS, 10, ids=torch.arange(1000) // 10)  # ten samples of each of a hundred ids
@@ -107,6 +108,7 @@ def test_nobody_shares_a_sample_with_anybody() -> None:
 
 def test_a_contributed_set_comes_from_every_client_with_its_labels() -> None:
     samples, data = split(
+        report_fraction=1.0,
         contributed_fraction=0.1,
         relabel=lambda client, targets: (targets + 1) % 10 if client == 2 else targets,
     )

@@ -11,13 +11,13 @@ import torch
 
 import clientwise as cw
 from clientwise.data.datasets import DATASETS
-from clientwise.data.division import federate
 from clientwise.data.encoding import Encoding, InputColumn
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.folder import DataError
 from clientwise.data.partition import by_id
 from clientwise.data.table import encode_rows, prepare
 from clientwise.errors import ConfigError
+from dividing import federate
 
 NAN = float("nan")
 COLUMNS = (InputColumn("age"), InputColumn("stage", ("I", "II", "III")))

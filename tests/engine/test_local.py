@@ -22,7 +22,6 @@ from clientwise.core.seeding import client_keys, generator, mixed
 from clientwise.core.training import part_of
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.datasets import diabetes
-from clientwise.data.division import federate
 from clientwise.data.federated import Holdings
 from clientwise.data.partition import iid
 from clientwise.engine.device import pick_device
@@ -30,6 +29,7 @@ from clientwise.engine.local import LocalEngine
 from clientwise.errors import ClientwiseError
 from clientwise.models.networks import linear
 from clientwise.registry import Part
+from dividing import federate
 
 pytestmark = pytest.mark.bits
 
@@ -101,7 +101,7 @@ def by_hand(engine: LocalEngine, client: int, what: Task) -> torch.Tensor:
         task(optimizer=Part("sgd", {"momentum": 0.9})),
         task(optimizer="adam", learning_rate=0.01),
         task(proximal=0.5),
-        task(CrossEntropy(tuple(1.0 + k for k in range(10)))),
+        task(CrossEntropy(class_weights=tuple(1.0 + k for k in range(10)))),
     ],
     ids=["sgd", "full batch", "momentum", "adam", "proximal", "class weights"],
 )

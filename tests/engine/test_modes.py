@@ -32,7 +32,7 @@ pytestmark = pytest.mark.bits
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CLASSES = 4
 PLAIN = CrossEntropy()
-WEIGHTED = CrossEntropy((0.5, 1.0, 2.0, 4.0))
+WEIGHTED = CrossEntropy(class_weights=(0.5, 1.0, 2.0, 4.0))
 NETWORKS = {
     "linear": lambda: linear((2, 6, 6), CLASSES),
     "mlp": lambda: mlp((2, 6, 6), CLASSES, hidden=[9, 7]),

@@ -51,7 +51,7 @@ def test_no_sample_moves_a_step_further_than_the_noise_is_for(size: float, kappa
     others[3] = 1e6
     engines = [engine_with(values, targets) for values in (inputs, others)]
     model = size * torch.ones_like(engines[0].initial_model)
-    task = Task(1, STEP, CrossEntropy((kappa, kappa)), ())
+    task = Task(1, STEP, CrossEntropy(class_weights=(kappa, kappa)), ())
     low, high = (update(engine, model, task) for engine in engines)
     if size < 1e18:  # else the step is less than the rounding of such a model
         assert float((low - high).norm()) <= RATE * 2 * CLIP / SAMPLES * 1.001
@@ -66,7 +66,9 @@ def test_noise_has_the_deviation_that_the_promise_needs() -> None:
     saturated[-2:] = torch.tensor([1e4, -1e4])
     drawn = []
     for round_num in range(1, 101):
-        task = Task(round_num, STEP, CrossEntropy((1.0, 0.0)), ())  # class 0 is right, 1 weighs 0
+        task = Task(
+            round_num, STEP, CrossEntropy(class_weights=(1.0, 0.0)), ()
+        )  # class 0 is right, 1 weighs 0
         drawn.append(update(engine, saturated, task)[: WIDTH * 2])
     noise = torch.stack(drawn)
     assert float(noise.std()) == pytest.approx(DEVIATION, rel=0.1)
@@ -82,7 +84,7 @@ def test_without_noise_worth_mentioning_and_clipping_it_is_plain_training() -> N
     engine = engine_with(inputs, targets)
     plain = LocalTraining(2, 4, learning_rate=RATE, optimizer=Part("sgd", {"momentum": 0.5}))
     private = replace(plain, sample_clip=1e3, sample_noise=1e-9)
-    task = Task(1, plain, CrossEntropy((1.0, 2.0)), ())
+    task = Task(1, plain, CrossEntropy(class_weights=(1.0, 2.0)), ())
     expected = update(engine, engine.initial_model, task)
     found = update(engine, engine.initial_model, replace(task, training=private))
     assert torch.allclose(found, expected, atol=1e-5)

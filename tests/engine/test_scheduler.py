@@ -14,7 +14,6 @@ import recorded
 from clientwise.core.objective.loss import CrossEntropy
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.datasets import digits
-from clientwise.data.division import federate
 from clientwise.data.partition import iid
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.jobs import TrainJob
@@ -22,6 +21,7 @@ from clientwise.engine.local import LocalEngine
 from clientwise.engine.scheduler import LaneExecutor, Scheduler
 from clientwise.experiment.running import runner
 from clientwise.models.networks import mlp
+from dividing import federate
 
 pytestmark = pytest.mark.bits
 

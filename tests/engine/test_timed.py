@@ -19,7 +19,7 @@ from clientwise.errors import ClientwiseError, ConfigError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
 from clientwise.experiment.load import load_experiment
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 from engine_contract import check_engine
 
 pytestmark = pytest.mark.bits

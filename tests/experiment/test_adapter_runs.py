@@ -249,7 +249,6 @@ def test_evidence_and_fine_tuning_go_with_adapters(tmp_path: Path) -> None:
         "methods": ["Recommended", "AdaFed"],
         "hostile": [{"clients": [3], "attack": "sign_flip"}],
     }
-    config["evaluation"] = {"counterfactuals": True}
     run = cw.Run(cw.run(config, tmp_path / "run", data=samples(), model=network))
     for method in ("Recommended", "AdaFed"):
         assert len(curve(run, "residual", method)) == 4

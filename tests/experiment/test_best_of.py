@@ -10,13 +10,14 @@ import torch
 from safetensors.torch import load_file
 
 import clientwise as cw
-from clientwise.core.aggregation.server_step import BestOf, adam_step, momentum_step
+from clientwise.core.aggregation.server_step import AdamStep, BestOf, momentum_step
 from clientwise.errors import ConfigError
 from clientwise.experiment.load import load_experiment
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 from clientwise.record.run import RunFolder
 from clientwise.registry import Part
 from clientwise.report.audit import audit
+from clientwise.report.explanation import Round
 from recorded import everything
 
 STEPS = [{"name": "momentum", "momentum": 0.8}, {"name": "adam", "learning_rate": 0.1}]
@@ -47,7 +48,7 @@ def test_every_step_is_taken_from_the_same_aggregate_and_keeps_its_own_state() -
     for mean in (torch.tensor([2.0, 0.0]), torch.tensor([0.5, 1.0])):
         models, state = step(model, mean, state)
         by_momentum, velocity = momentum_step(model, mean, velocity, momentum=0.8)
-        by_adam, moments = adam_step(model, mean, moments, learning_rate=0.1)
+        by_adam, moments = AdamStep(learning_rate=0.1)(model, mean, moments)
         assert torch.equal(models, torch.stack([by_momentum, by_adam]))
         model = by_adam  # whichever is used
 
@@ -87,7 +88,7 @@ def test_the_record_and_the_audit_say_which_step_was_used(
         sums = [0.9 * before + loss for before, loss in zip(sums, tried["loss"], strict=True)]
         lowest = min(range(2), key=lambda index: sums[index])
         assert tried["used"].tolist() == [index == lowest for index in range(2)]
-        found = audit(RunFolder(run.folder), "best", seed, round_num, details=True)
+        found = audit(Round(RunFolder(run.folder), "best", seed, round_num))
         said = " ".join(item for item in found if isinstance(item, str))
         assert f"The server tried 2 steps and used {tried['step'].iloc[lowest]}." in said
 

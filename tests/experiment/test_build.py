@@ -87,7 +87,7 @@ def test_by_id_the_data_say_how_many_clients_there_are(
     [
         (
             ["hostile=[{clients=1000000000,attack='noise'}]"],
-            "clients: 1000000000 hostile clients of 6: too many",
+            "clients = 1000000000: 1000000000 hostile clients of 6: too many",
         ),
         (
             ["partition={name='shards',clients=6,per_client=1000000000}"],

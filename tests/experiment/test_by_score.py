@@ -14,9 +14,10 @@ import clientwise as cw
 from clientwise.core.sampling import ByScore
 from clientwise.errors import ConfigError
 from clientwise.experiment.load import load_experiment
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 from clientwise.record.run import RunFolder
 from clientwise.report.audit import audit
+from clientwise.report.explanation import Round
 from recorded import rows
 
 LANE = "checkpoints/lane-1.safetensors"
@@ -64,7 +65,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(config: dict[str, Any], tmp_path: 
 def test_drawn_clients_weigh_the_same(config: dict[str, Any], tmp_path: Path) -> None:
     run = cw.run(config, tmp_path / "run")
     assert run.frame("weights")["weight"].tolist() == pytest.approx([1 / 3] * 36)
-    text = str([*audit(RunFolder(run.folder), "drawn", 1, 12, details=True)])
+    text = str([*audit(Round(RunFolder(run.folder), "drawn", 1, 12))])
     assert "Clients were drawn by their score, so their weights are equal." in text
 
 
@@ -107,21 +108,10 @@ def test_clients_are_drawn_as_their_last_criteria_say(
         assert abs(drawn[client] - count * probability) < 4 * deviation + 1
 
 
-def test_with_weights_by_score_a_criterion_counts_twice(
-    config: dict[str, Any], tmp_path: Path
-) -> None:
-    twice = method(sampling=BY_SCORE | {"average": "score"}, adjust="first_improvement")
-    # The search evaluates on the clients' test sets
-    run = config | {"methods": [twice], "rounds": 4, "evaluation": {"clients_every": 1}}
-    cw.run(run, tmp_path / "run")
-    weights = rows(cw.Run(tmp_path / "run"), "weights", "drawn", 1, 4)
-    assert weights["weight"].nunique() > 1
-
-
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"methods": [method(adjust="first_improvement")]}, "has no effect on equal weights"),
+        ({"methods": [method(adjust="first_improvement")]}, "has no effect on the equal weights"),
         ({"federation": {"fraction": 0.5, "sampling": "poisson"}}, "cohorts of a fixed size"),
         (
             {"methods": [method(privacy={"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5})]},

@@ -16,8 +16,8 @@ import tomli_w
 import clientwise as cw
 from clientwise.errors import RunError
 from clientwise.experiment.running import origin
-from clientwise.experiment.running.lanes import Progress
 from clientwise.experiment.running.origin import versions
+from clientwise.experiment.trackers import Progress
 from clientwise.record.files import read_table
 
 
@@ -117,7 +117,7 @@ def test_a_renamed_method_and_a_removed_seed_are_refused(stopped: Path) -> None:
 
 
 def test_watching_may_be_edited(config: dict[str, Any], stopped: Path) -> None:
-    edit(stopped, lambda table: table.update(keep_every=2, workers=1))
+    edit(stopped, lambda table: table.update(checkpoint_seconds=2.0, workers=1))
     assert cw.Run(cw.run(stopped / "config.toml", stopped, resume=True)).finished
 
 

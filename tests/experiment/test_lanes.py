@@ -14,7 +14,7 @@ import torch
 import clientwise as cw
 from clientwise.engine.local import LocalEngine
 from clientwise.experiment.running import lanes
-from clientwise.experiment.running.runner import Progress
+from clientwise.experiment.trackers import Progress
 from recorded import everything
 
 

@@ -14,7 +14,7 @@ from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.matrix.grid import load_matrix
 from clientwise.record.run import RunFolder
-from clientwise.report.explanation import explain
+from clientwise.report.explanation import Round, explain
 from recorded import curve, everything, rows
 
 CONFIG: dict[str, Any] = {
@@ -62,11 +62,11 @@ def test_clients_with_new_data_are_honest_and_the_audit_names_them(tmp_path: Pat
     assert rows(run, "weights", "KnowsHonestTuned", 1, 6)["weight"].min() > 0
     reported = rows(run, "criteria", "Recommended", 1, 6).set_index("client")["raw"]
     assert reported[2] == clients.loc[5, "num_train"]
-    facts = {one.client: one for one in explain(RunFolder(run.folder), "Recommended", 1, 4)}
+    facts = {one.client: one for one in explain(Round(RunFolder(run.folder), "Recommended", 1, 4))}
     assert facts[2].new_data_since == 4
     assert "It has new data since round 4." in facts[2].known_facts()
     assert facts[0].new_data_since is None
-    before = explain(RunFolder(run.folder), "Recommended", 1, 3)
+    before = explain(Round(RunFolder(run.folder), "Recommended", 1, 3))
     assert {one.new_data_since for one in before} == {None}
 
 

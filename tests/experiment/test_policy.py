@@ -14,6 +14,7 @@ from clientwise.experiment.config_file import merge
 from clientwise.experiment.load import load_experiment
 from clientwise.record.run import RunFolder
 from clientwise.report.audit import audit
+from clientwise.report.explanation import Round
 from clientwise.report.items import Table
 from recorded import rows
 
@@ -46,9 +47,9 @@ def test_the_weights_of_every_round_meet_the_policy(tmp_path: Path) -> None:
         found = weights(folder, round_num)
         assert sum(found.values()) == pytest.approx(1)
         assert all(0.05 - 1e-9 <= one <= 0.4 + 1e-9 for one in found.values())
-    *items, bounds = audit(RunFolder(folder), "A", 1, 2, details=True)
-    assert bounds == "Bounds: cap 40%, floor 5%."
-    table = next(item for item in items if isinstance(item, Table))
+    table = next(
+        item for item in audit(Round(RunFolder(folder), "A", 1, 2)) if isinstance(item, Table)
+    )
     assert {"dataset_size", "model_divergence"} <= {*table.frame.columns}
 
 

@@ -21,7 +21,7 @@ from clientwise.experiment.checks.combinations import deployment_issues
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.config_file import merge
 from clientwise.experiment.running import lanes
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 from clientwise.record.run import RunFolder
 from clientwise.registry import Part
 from recorded import curve, rows
@@ -50,6 +50,10 @@ CONFIG: dict[str, Any] = {
     "evaluation": {"clients_every": 0, "test_fraction": 0.0},
     "methods": [PRIVATE],
 }
+
+
+def above_the_mean(dataset_size: torch.Tensor) -> torch.Tensor:
+    return (dataset_size > dataset_size.mean()).double()
 
 
 def config(method: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
@@ -84,8 +88,8 @@ TWO = ["dataset_size", "class_balance"]
         (config(changed(rule="median")), "rule: makes what one client"),
         (config(changed(before=["clip"])), "before: makes what one client"),
         (
-            config(changed(score={"name": "iowa", "by": "dataset_size"})),
-            "score: iowa makes what one client",
+            config(changed(score=above_the_mean)),
+            "score: above_the_mean makes what one client",
         ),
         (
             config(changed(criteria=TWO, normalise=PUBLIC, adjust="best_order")),
@@ -162,9 +166,7 @@ def test_check_refuses_inputs_that_are_made_from_all_clients(
         changed(criteria=["dataset_size"], normalise="max"),  # one factor: the scale cancels out
         changed(criteria=TWO, normalise=PUBLIC),
         changed(criteria=TWO, normalise=PUBLIC, score="mean", privacy={"denominator": 5.0}),
-        changed(
-            criteria=["server_performance"], fine_tune={"epochs": 1}, brake=3.0, server_step="adam"
-        ),
+        changed(criteria=["server_performance"], fine_tune={"epochs": 1}, server_step="adam"),
         changed(LOCAL, rule="median", evidence="significance"),
         changed(LOCAL, criteria=["dataset_size"], privacy={"public": ["dataset_size"]}),
     ],

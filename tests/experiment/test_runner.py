@@ -23,7 +23,7 @@ import clientwise as cw
 import processes
 from clientwise.errors import RunError
 from clientwise.experiment.running import resume, runner
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 from clientwise.record.database import reading
 from clientwise.record.files import locked
 from clientwise.record.run import RunFolder
@@ -104,12 +104,12 @@ def test_the_same_config_gives_the_same_bits(tiny: dict[str, Any], tmp_path: Pat
         ),
         (
             ["hostile=[{clients=7, attack='broken'}]"],
-            ["hostile[0].clients: 7 hostile clients of 6"],
+            ["hostile[0].clients = 7: 7 hostile clients of 6"],
         ),
         (["hostile=[{clients=[6], attack='broken'}]"], ["[6] are not clients"]),
         (
             ["hostile=[{clients=[1], attack='broken'}, {clients=[1], attack='boast'}]"],
-            ["hostile[1].clients: [1]"],
+            ["hostile[1].clients = [1]: [1]"],
         ),
         (
             ["federation={clients_per_round=7}"],

@@ -107,8 +107,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def vector(run: cw.Run, after: Any = None) -> torch.Tensor:
-    _, tensors = RunFolder(run.folder).trained("FedAvg", 1, after)
+def vector(run: cw.Run) -> torch.Tensor:
+    _, tensors = RunFolder(run.folder).trained("FedAvg", 1)
     return torch.cat([one.flatten() for one in tensors.values()])
 
 
@@ -121,7 +121,6 @@ def test_the_kept_model_is_that_of_the_best_round(stopped: Path, tmp_path: Path)
     plain = cw.run({**CONFIG, "rounds": best}, tmp_path / "best", progress=False)
     assert torch.equal(vector(run), vector(plain))
     longer = cw.run({**CONFIG, "rounds": last}, tmp_path / "last", progress=False)
-    assert torch.equal(vector(run, last), vector(longer))
     assert not torch.equal(vector(run), vector(longer))
     module = torch.cat([one.detach().flatten() for one in run.module.parameters()])
     assert torch.equal(module, vector(run))
@@ -227,11 +226,8 @@ def test_by_default_no_round_is_evaluated_once_more() -> None:
     assert HeldOut().tensors() == {}
 
 
-@pytest.mark.parametrize("keep_every", [0, 1])
-def test_best_is_by_the_held_out_loss_whatever_else_is_kept(
-    keep_every: int, tmp_path: Path
-) -> None:
-    run = cw.Run(cw.run({**STOPS, "keep_every": keep_every}, tmp_path / "run", progress=False))
+def test_best_is_by_the_held_out_loss(stopped: Path) -> None:
+    run = cw.Run(stopped)
     kept, _ = RunFolder(run.folder).trained("FedAvg", 1)
     metrics = curve(run, "metric", "FedAvg")
     assert max(metrics, key=metrics.__getitem__) != kept  # otherwise nothing is tested

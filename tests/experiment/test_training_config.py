@@ -176,7 +176,7 @@ def test_a_method_with_another_optimizer_has_its_rate() -> None:
         {
             "name": "same",
             "like": "FedAvg",
-            "training": {"optimizer": {"name": "sgd", "nesterov": True, "momentum": 0.9}},
+            "training": {"optimizer": {"name": "sgd", "momentum": 0.9}},
         },
     ]
     config = {**CONFIG, "training": {"learning_rate": 0.05}, "methods": methods}

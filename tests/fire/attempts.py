@@ -17,12 +17,12 @@ from small_files import SMALL
 
 from clientwise import Run, cli
 from clientwise.data.datasets import DATASETS, DataError
-from clientwise.data.division import federate
 from clientwise.data.folder import read_npz
 from clientwise.data.partition import iid
 from clientwise.errors import RunError
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.runner import run as run_experiment
+from dividing import federate
 
 LONGEST = 2_000  # characters of a message that is still a line
 

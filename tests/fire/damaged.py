@@ -14,19 +14,17 @@ from pathlib import Path
 
 import numpy
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from small_files import (
-    write_air,
     write_brca,
     write_celeba,
     write_cells,
     write_cifar10,
-    write_domains,
     write_heart,
     write_leaf,
     write_malaria,
     write_mnist,
-    write_parkinsons,
     write_reviews,
     write_table,
     write_wisdm,
@@ -58,21 +56,15 @@ def _npz(folder: Path) -> None:
 WHOLE: dict[str, tuple[str, Callable[[Path], object]]] = {  # the dataset, and what writes its files
     "mnist": ("mnist", _mnist),
     "cifar10": ("cifar10", write_cifar10),
-    "celeba": ("celeba", lambda folder: write_celeba(folder, zipped=False)),
-    "celeba.zip": ("celeba", lambda folder: write_celeba(folder, zipped=True)),
-    "malaria": ("malaria", lambda folder: write_malaria(folder, zipped=False)),
-    "malaria.zip": ("malaria", lambda folder: write_malaria(folder, zipped=True)),
-    "vgg_cells": ("vgg_cells", lambda folder: write_cells(folder, zipped=False)),
-    "vgg_cells.zip": ("vgg_cells", lambda folder: write_cells(folder, zipped=True)),
+    "celeba": ("celeba", write_celeba),
+    "malaria": ("malaria", write_malaria),
+    "vgg_cells": ("vgg_cells", write_cells),
     "movie_reviews": ("movie_reviews", _reviews),
     "movie_reviews.csv": ("movie_reviews", lambda folder: _reviews(folder, packed=False)),
     "femnist": ("femnist", _femnist),
     "heart": ("heart", write_heart),
     "tcga_brca": ("tcga_brca", write_brca),
-    "parkinsons": ("parkinsons", write_parkinsons),
     "wisdm": ("wisdm", write_wisdm),
-    "beijing_air": ("beijing_air", write_air),
-    "digit_domains": ("digit_domains", write_domains),
     "table": ("table", write_table),
     "npz": ("npz", _npz),
 }

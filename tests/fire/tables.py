@@ -15,8 +15,8 @@ import attempts
 import pandas
 
 from clientwise.data.datasets import DATASETS, DataError
-from clientwise.data.division import federate
 from clientwise.data.partition import iid
+from dividing import federate
 
 WORDS = [
     "",

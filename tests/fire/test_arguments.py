@@ -27,18 +27,16 @@ ODD = [
     *([*words, "{config}/x"] for words in (["run", "{config}", "--out"], ["check", "{config}", "--data", "--figure"],
       ["new", "--out"])),
     *(["run", "{config}", option, LONG] for option in ("--preset", "--out")),
-    *(["run", "{run}", *words] for words in (["--without", LONG], ["--policy", LONG], ["--policy", "/dev/zero"])),
+    *(["run", "{run}", *words] for words in (["--without", LONG], ["--without", "\udcff"])),
     *(["show", "{run}", *words] for words in (["--round", "1", "--method", LONG], ["--client", LONG],
       ["--client", "0", "--round", DIGITS])),
     ["report", "{run}", "--out", "{config}/x"],
     ["demo", "--out", "{config}/x"],
-    *(["export", "{run}", *words] for words in (["--seed", "9" * 20], ["--method", LONG], ["--out", "{config}/x"],
-      *(["--round", which] for which in ("9" * 20, "-1", "²", "", LONG)))),
+    *(["export", "{run}", *words] for words in (["--seed", "9" * 20], ["--method", LONG], ["--out", "{config}/x"])),
     *(["check", "{config}", "--server-data", path] for path in (LONG, "/dev/zero", "\udcff", "{config}")),
     *(["check", "{config}", "--set", change] for change in (f"initial_model={LONG}", "initial_model=/dev/zero",
-      "initial_model=''", "keep_every=-1", f"keep_every={DIGITS}")),
+      "initial_model=''", "stop_early=-1", f"stop_early={DIGITS}")),
     *(["diff", *folders] for folders in ([], ["{run}"], ["{run}", LONG], ["{run}", "\udcff"])),
-    *(["runs", "{run}", *words] for words in (["--sort", "["], ["--sort", ""], ["--with", "\udcff"])),
 ]  # fmt: skip
 
 

@@ -120,7 +120,7 @@ def rows_from_traps(config: dict[str, Any], hospital: Path) -> tuple[int, int]:
     quantiles = (numpy.arange(requests * UNITS) + 0.5) / (requests * UNITS)
     thresholds = torch.special.ndtri(torch.from_numpy(quantiles)).numpy().reshape(requests, UNITS)
     truth = torch.cat([inputs.double(), targets.double()[:, None]], 1)
-    loss = CrossEntropy((0.01, 0.01))
+    loss = CrossEntropy(class_weights=(0.01, 0.01))
     read = set()
     for number, some in enumerate(thresholds):
         sent = trap_model(direction, some)

@@ -22,7 +22,7 @@ from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import RoundRecord, ServerState
 from clientwise.engine.local import LocalEngine
-from clientwise.experiment.build.data import build_data, choose_hostile, load_samples
+from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
 from clientwise.experiment.config.settings import FlowerSettings
 from clientwise.experiment.load import load_experiment
@@ -32,7 +32,6 @@ from clientwise.hosts.flower.exchange import CHUNK
 from clientwise.hosts.flower.server_app import simulated_clients
 from clientwise.hosts.flower.wire import (
     ARRAYS,
-    KEPT,
     NUMBERS,
     pack,
     unpack,
@@ -78,15 +77,11 @@ class Setup:
         self.grid = LoopGrid(client_app(config))
         self.gone: set[int] = set()
         dealt = simulated_clients(self.grid, self.local.num_clients)
-        keepers = [
-            client for client, one in choose_hostile(experiment, self.local.num_clients, 1).items()
-        ]
         self.flower = FlowerEngine(
             behind,
             self.grid,
             lambda: {client: node for client, node in dealt().items() if client not in self.gone},
             settings=FlowerSettings(**{"reply_seconds": 30.0} | settings),
-            keepers=keepers,
         )
         self.methods = {method.name: method for method in experiment.build_methods()}
         self.federation = build_plan(experiment, self.local.num_clients, 1)
@@ -181,17 +176,6 @@ def test_the_cohort_can_judge_while_it_trains(config: dict[str, Any]) -> None:
     assert torch.allclose(ours[0].model, theirs[0].model, rtol=1e-5, atol=1e-6)
     for one, other in zip(ours[1], theirs[1], strict=True):
         assert sorted_weights(one) == pytest.approx(sorted_weights(other), abs=1e-6)
-
-
-def test_hostile_clients_keep_their_own_model_with_the_server(config: dict[str, Any]) -> None:
-    config["hostile"] = [{"clients": [2], "attack": "wrong_labels", "ignore_global": True}]
-    setup = Setup(config)
-    (ours, _), (theirs, _) = (
-        setup.rounds(engine, Method(), 3) for engine in (setup.local, setup.flower)
-    )
-    assert torch.allclose(ours.model, theirs.model, rtol=1e-5, atol=1e-6)
-    assert set(setup.flower.state()) == {"2", "test_sizes"}
-    assert torch.allclose(setup.flower.state()["2"], setup.local.state()["2"], rtol=1e-5, atol=1e-6)
 
 
 def says(content: RecordDict) -> Behaviour:
@@ -418,12 +402,6 @@ def first_task(setup: Setup, method: Method) -> Any:
 
     state = first_state(setup.flower.initial_model, method, setup.flower)
     return Task(1, method.training, state.loss, method.client_criteria)
-
-
-def test_a_client_cannot_make_the_server_keep_anything(config: dict[str, Any]) -> None:
-    setup = Setup(config)
-    setup.round_with({1: sends(lambda content: content.__setitem__(KEPT, pack(torch.ones(650))))})
-    assert set(setup.flower.state()) == {"test_sizes"}
 
 
 def test_what_the_config_says_of_a_client_is_not_asked_of_it(config: dict[str, Any]) -> None:

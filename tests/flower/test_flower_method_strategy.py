@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from clientwise.core.types import RoundRecord, Task
 from clientwise.flower import MethodStrategy
+from clientwise.hosts import aggregator
 
 ROUNDS = 7
 TURN = 5  # the first round in which the hostile clients attack
@@ -51,7 +52,7 @@ def setup() -> Setup:
 def embedded(setup: Setup) -> tuple[Tensor, list[RoundRecord]]:
     """The model and the records of the embedded engine."""
     state, records = setup.rounds(setup.local, setup.methods["Recommended"], ROUNDS)
-    assert records[TURN].look_back.copies is not None
+    assert records[TURN].evidence.look_back.copies is not None
     turned = [dict(zip(one.client_ids, one.weights.tolist(), strict=True)) for one in records]
     before, after = turned[TURN - 2], turned[TURN]
     for client in HOSTILE:
@@ -144,7 +145,8 @@ def test_arrays_of_another_model_are_refused(setup: Setup, monkeypatch: pytest.M
 def test_nodes_beyond_the_limit_and_broken_models_are_refused(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strategy = strategy_of(setup, max_nodes=2)
+    monkeypatch.setattr(aggregator, "MAX_CLIENTS", 2)
+    strategy = strategy_of(setup)
     monkeypatch.setattr(strategy._strategy, "configure_train", lambda *arguments: [])
     start = setup.local.initial_model
     strategy.configure_train(1, named(start, setup), ConfigRecord(), None)  # type: ignore[arg-type]

@@ -291,7 +291,7 @@ def test_a_second_update_and_a_function_for_no_criterion(tmp_path: Path) -> None
 
 
 def test_the_servers_samples_may_measure_a_criterion() -> None:
-    with pytest.raises(ValueError, match="server_performance is measured by the server"):
+    with pytest.raises(ValueError, match="FedAvg needs samples of the server"):
         cw.Aggregator("FedAvg", criteria=["server_performance"])
     _, options = local_engine()
     aggregator = cw.Aggregator("FedAvg", criteria=["server_performance"], **options)

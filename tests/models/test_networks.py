@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-import clientwise as cw
 from clientwise.models.networks import MODELS
 
 KERAS = {
@@ -55,40 +53,6 @@ def test_convolutional_networks_have_the_published_size(
     module = MODELS.get("cnn")(shape, outputs, **options)
     assert count(module) == published
     assert module(torch.zeros(2, *shape)).shape == (2, outputs)
-
-
-def test_resnet18_has_the_published_size() -> None:
-    module = MODELS.get("resnet18")((3, 32, 32), 10)
-    assert count(module) == 11_173_962  # He et al.'s for CIFAR-10
-    assert module(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
-
-
-@pytest.mark.parametrize("width", [3, 16])
-def test_a_narrow_resnet18_tells_images_apart(width: int) -> None:
-    torch.manual_seed(1)
-    module = MODELS.get("resnet18")((1, 8, 8), 5, width=width)
-    outputs = module(torch.randn(6, 1, 8, 8))
-    assert float(outputs.detach().std(0).min()) > 1e-4
-
-
-def test_resnet18_takes_images_alone() -> None:
-    with pytest.raises(ValueError, match="resnet18 needs images"):
-        MODELS.get("resnet18")((20,), 10)
-
-
-def test_clients_train_a_resnet18(tmp_path: Path) -> None:
-    config = {
-        "data": "digits",
-        "partition": {"name": "iid", "clients": 3},
-        "model": {"name": "resnet18", "width": 4},
-        "server_set": {"fraction": 0.4},
-        "rounds": 2,
-        "device": "cpu",
-        "training": {"learning_rate": 0.02, "batch_size": 16, "epochs": 2},
-        "methods": ["FedAvg"],
-    }
-    run = cw.Run(cw.run(config, tmp_path / "run"))
-    assert run.frame("rounds")["metric"].iloc[-1] > 0.3
 
 
 def test_the_network_of_keras_layer_by_layer() -> None:

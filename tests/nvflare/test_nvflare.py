@@ -25,7 +25,6 @@ from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.job_config.fed_job_config import FedJobConfig
 from safetensors import safe_open
-from safetensors.torch import load_file
 
 import clientwise as cw
 import processes
@@ -114,24 +113,6 @@ def test_the_job_holds_the_arguments_as_plain_values(tmp_path: Path) -> None:
     written = FedJobConfig("job", 1)._get_args(aggregator, str(tmp_path))
     assert written == {"method": table, "clients": ["site-1", "site-2"], "seed": 7}
     assert vars(MethodAggregator(**written))["method"] == table
-
-
-def test_the_best_model_is_the_sent_one_that_sites_report_on(tmp_path: Path) -> None:
-    """NVFlare's sites validate the model that they receive."""
-    aggregator = MethodAggregator(
-        "FedAvg", keep_best="lowest val_loss", folder=str(tmp_path / "job")
-    )
-    for number, loss in enumerate([0.9, 0.9, 0.4, 0.6]):
-        sent = {name: numpy.full_like(array, number) for name, array in SENT.items()}
-        in_job(aggregator, sent)
-        for site in ("a", "b"):
-            metrics = {"val_loss": loss}
-            aggregator.accept_model(sent_by(site, 9.0, metrics=metrics, meta={"dataset_size": 10}))
-        aggregator.aggregate_model()
-    file = tmp_path / "job" / "best.safetensors"
-    assert load_file(file)["kernel"].tolist() == [[2.0, 2.0], [2.0, 2.0]]
-    with safe_open(file, "pt") as opened:
-        assert opened.metadata()["round_num"] == "2"
 
 
 def test_weights_by_site(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 
-from clientwise.record.database import MANY, Quotient, pack, unpack
+from clientwise.record.database import pack, unpack
 
 RANDOM = numpy.random.default_rng(1)
 
@@ -19,16 +19,14 @@ def columns_of(rows: int, offset: int = 0) -> dict[str, Any]:
     return {
         "client": numpy.arange(rows) + offset,
         "raw": raw,
-        "share": Quotient(raw / raw.sum(), of=("absent", "raw")),
-        "third": Quotient(raw / raw.sum() / 3, of=("share",)),
-        "other": Quotient(RANDOM.random(rows), of=("raw",)),
+        "share": raw / raw.sum(),
         "single": RANDOM.random(rows).astype(numpy.float32),
         "used": [bool(row % 2) for row in range(rows)],
         "name": [None, "Zürich", "\x00\n"] * (rows // 3) + ["Zürich"] * (rows % 3),
     }
 
 
-@pytest.mark.parametrize("rows", [1, 7, MANY - 1, MANY, 1_000])
+@pytest.mark.parametrize("rows", [1, 7, 1_000])
 def test_what_is_packed_is_unpacked_to_the_bit(rows: int) -> None:
     rounds = [columns_of(rows, offset) for offset in range(3)]
     (found,) = unpack([(4, number, pack(columns)) for number, columns in enumerate(rounds)])
@@ -36,10 +34,7 @@ def test_what_is_packed_is_unpacked_to_the_bit(rows: int) -> None:
     assert found["lane"].tolist() == [4] * 3 * rows
     assert found["round"].tolist() == numpy.repeat([0, 1, 2], rows).tolist()
     for name in rounds[0]:
-        given = [
-            one[name].values if isinstance(one[name], Quotient) else one[name] for one in rounds
-        ]
-        expected = [value for values in given for value in numpy.asarray(values).tolist()]
+        expected = [value for one in rounds for value in numpy.asarray(one[name]).tolist()]
         assert found[name].tolist() == expected, name
 
 
@@ -49,21 +44,11 @@ def test_rounds_with_other_columns_or_sizes_are_apart() -> None:
     assert [one["round"].tolist() for one in found] == [[0, 2], [1, 1], [3], [4]]
 
 
-def test_a_quotient_is_one_number_in_large_rounds() -> None:
-    raw = RANDOM.random(1_000)
-    alone = len(pack({"raw": raw}))
-    assert len(pack({"raw": raw, "share": Quotient(raw / raw.sum(), of=("raw",))})) < alone + 100
-    assert len(pack({"raw": raw, "share": raw / raw.sum()})) > 1.8 * alone
-
-
 @pytest.mark.parametrize("value", [numpy.nan, -numpy.inf, -0.0, 5e-324])
 def test_numbers_at_the_edge(value: float) -> None:
-    values = numpy.full(MANY, value)
-    values[3] = 1.0
-    columns = {"raw": values, "half": Quotient(values / 2, of=("raw",))}
-    (found,) = unpack([(1, 1, pack(columns))])
+    values = numpy.array([1.0, value, value])
+    (found,) = unpack([(1, 1, pack({"raw": values}))])
     assert found["raw"].tobytes() == values.tobytes()
-    assert found["half"].tobytes() == (values / 2).tobytes()
 
 
 WHOLE = pack({"client": [1, 2], "weight": [0.5, 0.5]})

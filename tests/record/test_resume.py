@@ -17,8 +17,8 @@ import clientwise as cw
 import processes
 from clientwise.errors import RunError
 from clientwise.experiment.running import origin
-from clientwise.experiment.running.lanes import Progress
 from clientwise.experiment.running.origin import versions
+from clientwise.experiment.trackers import Progress
 
 pytestmark = pytest.mark.bits
 
@@ -100,7 +100,7 @@ def test_a_checkpoint_that_was_changed(
 PLUGIN = """
 from dataclasses import replace
 import clientwise as cw
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 
 @cw.parts.DATASETS.register("scaled_digits")
 def scaled_digits(data_dir):
@@ -193,7 +193,7 @@ POWERLESS = f"{WITHOUT_POWER}from clientwise.cli import main\nmain()\n"
 READS_POWERLESS = f"""{WITHOUT_POWER}
 import sys
 import clientwise as cw
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 assert len(cw.Run(sys.argv[1]).frame("weights"))
 """
 

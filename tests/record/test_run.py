@@ -20,7 +20,7 @@ import torch
 import clientwise as cw
 from clientwise.core.types import RoundRecord
 from clientwise.errors import NotBegunError, RunError
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 from clientwise.record.database import VERSION, recorded_fact
 from clientwise.record.files import locked
 from clientwise.record.run import COLUMNS, RunFolder, is_finished
@@ -41,8 +41,7 @@ def recorded(
     def see(_: cw.Run, step: Progress) -> None:
         seen[step.method, step.seed, step.record.round_num] = step.record
 
-    more = {"evaluation": {"counterfactuals": True, "shapley": True}}
-    more |= {"methods": [*config["methods"], "Recommended"]}
+    more = {"methods": [*config["methods"], "Recommended"]}
     folder = cw.run(config | more, tmp_path_factory.mktemp("runs") / "all", on_round=see).folder
     return cw.Run(folder), seen
 
@@ -60,12 +59,13 @@ def test_frames_have_what_happened(recorded: tuple[cw.Run, Any]) -> None:
         assert refused["client"].tolist() == [one.client_id for one in record.refusals] == [1]
         assert refused["weight"].isna().all()
         known = {"score": record.scores, "prior": record.prior, "weight": record.weights}
-        known |= {"z": record.z, "posterior": record.posterior, "harm": record.harm}
+        known |= {"z": record.evidence.z, "harm": record.evidence.harm}
         known |= {
             "influence": record.weights if record.influence is None else record.influence,
             "training_loss": record.training_loss,
         }
-        known |= {"shapley": record.contributions.values, "copies": record.look_back.copies}
+        known |= {"copies": record.evidence.look_back.copies}
+        known |= {"posterior": record.posterior and record.posterior.weights}
         for name, values in known.items():
             column = torch.tensor(accepted[name].to_numpy(float))
             expected = torch.full_like(column, nan) if values is None else values.double()
@@ -97,9 +97,6 @@ def test_every_frame_begins_with_its_keys(recorded: tuple[cw.Run, Any]) -> None:
         assert len(frame), name
     assert len(run.frame("rounds")) == len(seen) == 18
     assert set(run.frame("clients")["hostile"].dropna()) == {"wrong_labels", "broken"}
-    others = run.frame("other_weights")
-    assert set(others["kind"]) == {"chosen", "uniform", "size", "without"}
-    assert others.loc[others["kind"] != "without", "without"].eq(-1).all()
     assert run.frame("steps").groupby(KEYS)["used"].sum().eq(1).all()
     changed = run.frame("rounds")
     changed["metric"] = 0.0

@@ -80,7 +80,7 @@ class Made:
         self.best: dict[tuple[str, int], tuple[int, Any]] = {}
         self.frames = {"rounds": self._rounds(lanes), "clients": self._clients(fingerprints)}
         self.frames |= {"local": self._local(), "weights": self._weights()}
-        for name in ("refusals", "other_weights", "steps", "criteria"):
+        for name in ("refusals", "steps", "criteria"):
             self.frames[name] = pandas.DataFrame(columns=[*SHARED, *EMPTY[name]])
 
     def frame(self, name: str) -> pandas.DataFrame:
@@ -119,7 +119,6 @@ class Made:
                 4,
                 0.1,
                 0,
-                0,
             )
             for method, seed, values in lanes
             for number, value in enumerate(values, 1)
@@ -131,7 +130,6 @@ class Made:
             "models_moved",
             "participants",
             "seconds",
-            "evaluations",
             "testing_rounds",
         ]
         frame = pandas.DataFrame(rows, columns=[*SHARED, *columns])
@@ -160,16 +158,11 @@ class Made:
             "posterior": numpy.nan,
             "copies": numpy.nan,
         }
-        return (
-            self._each()
-            .drop(columns="metric")
-            .assign(refusal=None, shapley=numpy.nan, shapley_error=0.0, **weights)
-        )
+        return self._each().drop(columns="metric").assign(refusal=None, **weights)
 
 
 EMPTY = {
     "refusals": ["client", "name", "hostile", "reason", "kind"],
-    "other_weights": ["kind", "without", "tested", "metric", "loss", "reason"],
     "steps": ["step", "loss", "used"],
     "criteria": ["client", "criterion", "raw", "normalised"],
 }

@@ -83,4 +83,4 @@ def test_a_config_of_anybody_takes_no_page_down(
         assert (said["data"], said["training"]) == ("unknown", "unknown")
     assert report_sections(Results([RunFolder(folder)]))
     assert report_sections(Results([RunFolder(folder), RunFolder(folders[0])]))
-    assert len(list_runs([tmp_path]).frame)
+    assert len(list_runs(tmp_path).frame)

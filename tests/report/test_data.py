@@ -10,13 +10,13 @@ import torch
 
 from clientwise.core.objective.problem import Classification
 from clientwise.data.datasets import diabetes, digits
-from clientwise.data.division import federate
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.partition import Pool, iid, shards, table
 from clientwise.data.summary import DataSummary, summarise
 from clientwise.report.about import data_chart, data_items
 from clientwise.report.charts import draw
 from clientwise.report.items import Table
+from dividing import federate
 
 COUNTS = [[30, 0, 5] + [0] * 7, [30, 40, 0] + [0] * 7, [100] + [0] * 9]
 
@@ -35,9 +35,9 @@ def tabled() -> DataSummary:
 
 
 def shown(
-    summary: DataSummary, shared: bool = False, hostile: tuple[int, ...] = ()
+    summary: DataSummary, hostile: tuple[int, ...] = ()
 ) -> tuple[dict[str, Table], list[str]]:
-    items = [*data_items(summary, "who", shared, hostile)]
+    items = [*data_items(summary, "who", hostile)]
     tables = {one.id: one for one in items if isinstance(one, Table)}
     return tables, [one for one in items if isinstance(one, str)]
 
@@ -46,21 +46,13 @@ def test_tables_and_remarks(tabled: DataSummary) -> None:
     zeros = int((digits(None).targets == 0).sum()) - 36  # the server took a fifth of this class
     assert tabled.shared == 160 - zeros
     tables, said = shown(tabled, hostile=(2,))
-    assert tables["sizes"].texts() == [
-        ["training samples", "35", "70", "100", "205"],
-        ["test samples", "0", "0", "0", "0"],
-        ["classes", "1", "2", "2", "10"],
-    ]
-    rows = tables["classes"].texts()
-    assert rows[0] == ["0", "35", "30", "·", "5", *["·"] * 7]
-    assert rows[3] == ["all", "205", "160", "40", "5", *["·"] * 7]
-    assert rows[4][:2] == ["server", "180"]
-    assert said[0].startswith("Server: 179 samples for weighting, 180 for reporting")
+    rows = tables["clients"].texts()
+    assert rows[0] == ["0", "35", "·", "30", "·", "5", *["·"] * 7]
+    assert [row[1] for row in rows] == ["35", "70", "100"]
     assert (
         f"Not disjoint: {tabled.shared} training samples are held by more than one client." in said
     )
     assert any(line.startswith(f"Not used: {tabled.unused:,} of 1,797") for line in said)
-    assert "The clients have no test sets." in said
     assert any("Hostile: 1 client (2)" in line for line in said)
 
 
@@ -72,13 +64,10 @@ def test_many_clients_are_shown_by_some_of_them() -> None:
         server_fraction=0,
     )
     summary = summarise(data)
-    tables, said = shown(summary)
-    sizes = tables["classes"].frame["samples"].tolist()[:-1]  # the last row is all of them
-    assert len(sizes) == 24
-    assert sizes == sorted(sizes, reverse=True)
-    assert (sizes[0], sizes[-1]) == (int(summary.train.max()), int(summary.train.min()))
-    assert said[0].startswith("Server: no samples")
-    assert tables["classes"].note == "24 of the 300 clients, from the largest to the smallest."
+    table = shown(summary)[0]["clients"]
+    sizes = table.frame["training"].tolist()
+    assert sizes == sorted(summary.train.tolist(), reverse=True)[:24]
+    assert table.note == "The 24 largest of 300 clients."
 
 
 def test_of_many_classes_their_number_is_shown() -> None:
@@ -86,7 +75,7 @@ def test_of_many_classes_their_number_is_shown() -> None:
     summary = summarise(
         federated(samples, lambda pool, seed: shards(pool, seed, clients=10), server_fraction=0)
     )
-    table = shown(summary)[0]["classes"]
+    table = shown(summary)[0]["clients"]
     assert table.frame["classes"].tolist() == summary.classes_per_client.tolist()
 
 
@@ -94,9 +83,9 @@ def test_regression_has_sizes_only() -> None:
     summary = summarise(
         federated(diabetes(None), lambda pool, seed: iid(pool, seed, clients=4), shared_set=True)
     )
-    tables, said = shown(summary, shared=True)
-    assert [*tables] == ["sizes"]
-    assert said[0] == "Server: 88 samples, for weighting and for reporting."
+    tables, said = shown(summary)
+    assert tables["clients"].columns == ["client", "training", "test"]
+    assert len(said) == 0
     assert data_chart(summary, "diabetes").frame["samples"].tolist() == summary.train.tolist()
 
 

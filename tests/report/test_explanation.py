@@ -13,10 +13,12 @@ import torch
 from sklearn.datasets import load_digits
 
 import clientwise as cw
+from clientwise.attacks.attack import Knowledge
 from clientwise.record.run import RunFolder
 from clientwise.report.audit import audit, why
-from clientwise.report.explanation import Explanation, explain
+from clientwise.report.explanation import Explanation, Round, explain
 from clientwise.report.items import Table
+from reported import is_harmful
 
 SEED = 3
 ROUNDS = 6
@@ -28,12 +30,19 @@ ATTACKS: dict[str, Any] = {
     "mislabelled": {"attack": "wrong_labels"},
     "inverted": {"attack": "sign_flip"},
     "scaled": {"attack": {"name": "scaling", "factor": 10.0}},
-    "copy": {"attack": {"name": "mimic", "place": 0}},  # of the first honest client
+    "copy": {"attack": "copies_first"},
     "sleeper": {"attack": {"name": "sign_flip", "strength": 2.0}, "from_round": TURNS},
     "broken": {"attack": "broken"},
 }
 SIZES = {"tiny": 10, "rare class": 50, "clean 3": 180}
 RARE = 9  # a class that one client alone has
+
+
+class CopiesFirst(cw.parts.Attack):
+    """Sends the update of the first honest client, which is "copied"."""
+
+    def forge(self, known: Knowledge) -> torch.Tensor:
+        return known.global_model + known.honest.updates[0]
 
 
 def clients() -> tuple[dict[str, Any], Any]:
@@ -56,6 +65,8 @@ def clients() -> tuple[dict[str, Any], Any]:
 def run() -> RunFolder:
     own, held_out = clients()
     hostile = [{"clients": [name], **attack} for name, attack in ATTACKS.items()]
+    sees_all = cw.parts.needs("whole_cohort")
+    cw.parts.ATTACKS.register("copies_first", sees_all)(CopiesFirst)
     torch.manual_seed(3)
     capped = {"name": "capped", "criteria": ["dataset_size"], "bounds": {"cap": CAP}}
     found = cw.fit(
@@ -74,7 +85,7 @@ def run() -> RunFolder:
 
 
 def of(run: RunFolder, client: str, round_num: int, method: str = "Recommended") -> Explanation:
-    return {one.called: one for one in explain(run, method, SEED, round_num)}[client]
+    return {one.called: one for one in explain(Round(run, method, SEED, round_num))}[client]
 
 
 def recorded(run: RunFolder, frame: str, round_num: int) -> Any:
@@ -84,13 +95,13 @@ def recorded(run: RunFolder, frame: str, round_num: int) -> Any:
 def every(run: RunFolder) -> Iterator[Explanation]:
     for method in run.methods:
         for round_num in range(1, ROUNDS + 1):
-            yield from explain(run, method, SEED, round_num)
+            yield from explain(Round(run, method, SEED, round_num))
 
 
 @pytest.mark.parametrize("client", ["mislabelled", "inverted"])
 def test_a_client_with_harmful_updates(run: RunFolder, client: str) -> None:
     rounds = [of(run, client, number) for number in range(1, ROUNDS + 1)]
-    worst = max((one for one in rounds if one.is_harmful), key=lambda one: one.evidence.z)
+    worst = max((one for one in rounds if is_harmful(one)), key=lambda one: one.evidence.z)
     assert (worst.cause, worst.is_hostile) == ("evidence", True)
     evidence = worst.evidence
     assert evidence is not None
@@ -108,7 +119,7 @@ def test_a_client_with_harmful_updates(run: RunFolder, client: str) -> None:
     # Later it is lowered by evidence of earlier rounds, and is not said to harm now.
     last = rounds[-1]
     assert last.cause in ("past evidence", "clipping")
-    assert (last.is_significant, last.is_harmful) == (False, False)
+    assert (last.is_significant, is_harmful(last)) == (False, False)
     assert last.evidence is not None
     assert last.evidence.since is not None
     assert last.evidence.last is not None
@@ -143,7 +154,7 @@ def test_a_copy_and_the_copied_client_share_a_weight_and_neither_is_said_to_harm
         )
     others = [
         one
-        for one in explain(run, "Recommended", SEED, ROUNDS)
+        for one in explain(Round(run, "Recommended", SEED, ROUNDS))
         if one.name not in ("copy", "copied")
     ]
     assert {one.copies for one in others} == {1}
@@ -159,7 +170,7 @@ def test_a_sleeper_is_honest_until_it_turns_against_its_past(run: RunFolder) -> 
         "past",
         TURNS,
     )
-    assert not after.is_harmful
+    assert not is_harmful(after)
     assert "its update points against its own earlier updates" in after.by_evidence()
     assert "raise" not in after.by_evidence()
 
@@ -185,7 +196,7 @@ def test_a_tiny_client_has_its_small_weight_by_the_criterion(run: RunFolder) -> 
 def test_clean_clients_among_clean_ones_are_never_said_to_harm(run: RunFolder) -> None:
     for one in every(run):
         if one.name in HONEST:
-            assert not one.is_harmful, one
+            assert not is_harmful(one), one
             assert not one.is_lowered, one
             assert "raise the" not in one.by_evidence()
     last = of(run, "clean 1", ROUNDS)
@@ -194,7 +205,7 @@ def test_clean_clients_among_clean_ones_are_never_said_to_harm(run: RunFolder) -
 
 def test_an_update_of_nan_is_refused(run: RunFolder) -> None:
     found = of(run, "broken", ROUNDS)
-    assert (found.cause, found.refusal, found.share) == ("refused", "model has NaN or Inf", None)
+    assert (found.cause, found.refusal, found.share) == ("refused", "model has NaN or Inf", 0.0)
     assert found.evidence is None
     assert why(run, "broken", "Recommended", SEED).splitlines() == [
         f"Recommended, seed {SEED}: broken has no part in round {ROUNDS}'s model: its update was refused "
@@ -217,16 +228,16 @@ def test_every_sentence_agrees_with_its_fields(run: RunFolder) -> None:
         assert f"has {one.share:.1%} of round {one.round_num}'s model" in one.answer()
         assert one.answer().endswith(f"an equal share is {1 / 11:.1%}.")
         text = one.by_evidence()
-        assert ("would raise" in text) == one.is_harmful
+        assert ("would raise" in text) == is_harmful(one)
         assert ("lowers the weight" in text) == one.is_lowered
         assert not ("raises this weight" in text and one.evidence.after < one.prior)
-        assert not one.is_harmful or f"{abs(one.evidence.change):.2g}" in text
+        assert not is_harmful(one) or f"{abs(one.evidence.change):.2g}" in text
         assert ("The client is honest." in one.known_facts()) == (
             one.is_lowered and not one.is_hostile
         )
 
 
-def test_why_has_the_answer_first_six_lines_and_parameters_on_request(run: RunFolder) -> None:
+def test_why_has_the_answer_first_and_at_most_six_lines(run: RunFolder) -> None:
     for client in [*ATTACKS, *HONEST]:
         for method in run.methods:
             one = of(run, client, ROUNDS, method)
@@ -238,13 +249,10 @@ def test_why_has_the_answer_first_six_lines_and_parameters_on_request(run: RunFo
             assert not re.search("prior|z =|influence|threshold|slack", text)
             for said in (one.by_criteria(), one.by_evidence(), *one.moves(), one.known_facts()):
                 assert said in text
-    more = why(run, "inverted", "Recommended", SEED, details=True)
-    assert more.startswith(why(run, "inverted", "Recommended", SEED))
-    assert "Evidence: significance (threshold 4.0, slack 2.0" in more
 
 
 def test_the_page_marks_hostile_clients_and_gives_the_reason_in_a_few_words(run: RunFolder) -> None:
-    items = audit(run, "Recommended", SEED, ROUNDS)
+    items = audit(Round(run, "Recommended", SEED, ROUNDS))
     table = next(item for item in items if isinstance(item, Table))
     names = [client.partition(" ")[2] for client in table.frame["client"]]
     reasons = dict(zip(names, table.frame["reason"], strict=True))

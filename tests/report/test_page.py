@@ -161,7 +161,7 @@ def test_the_skip_link_and_the_contents(open_page: Any, report: Path) -> None:
     assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "content"
-    page.locator(".contents").get_by_role("link", name="Cost").click()
+    page.locator(".contents").get_by_role("link", name="Config").click()
     page.wait_for_selector(".contents [aria-current]")
 
 

@@ -54,7 +54,6 @@ def test_fairness_by_hand() -> None:
     values = numpy.array([0.9, 0.8, 0.7, 0.6])
     assert found["mean"] == pytest.approx(values.mean())
     assert found["standard deviation"] == pytest.approx(values.std())
-    assert found["Jain's index"] == pytest.approx(values.sum() ** 2 / (4 * (values**2).sum()))
     assert (found["worst 10%"], found["best 10%"]) == (pytest.approx(0.6), pytest.approx(0.9))
 
 
@@ -73,20 +72,9 @@ def test_clients_by_name_under_every_method() -> None:
     assert "by-client" not in items(unnamed), "drawn anew for every seed: none can be followed"
 
 
-def test_who_gains_is_paired_by_client() -> None:
-    run = Made(
-        {"A": BASE, "alone": around(0.6, 0, 1, -1, 2, -2, 0)}, about={"alone": {"control": "alone"}}
-    )
-    found = rows(items(run)["gains-A"])
-    assert found["Oslo"] == {
-        "A": "70.0%",
-        "alone": "60.0%",
-        "difference": "+10.0 [+10.0, +10.0]",
-        "remark": "gains",
-    }
-    assert [one for one in items(run) if one.startswith("weights-")] == ["weights-A"], (
-        "controls have no weights"
-    )
+def test_controls_have_no_weights() -> None:
+    run = Made({"A": BASE, "alone": BASE}, about={"alone": {"control": "alone"}})
+    assert [one for one in items(run) if one.startswith("weights-")] == ["weights-A"]
 
 
 def test_average_gains_are_p1s() -> None:
@@ -150,32 +138,7 @@ def test_best_rounds_are_compared_sample_by_sample() -> None:
     assert p == pytest.approx(0.754, abs=0.001)
 
 
-def test_contributions_and_other_weights() -> None:
-    kinds = [("chosen", -1, 0.8), ("uniform", -1, 0.7), ("without", 3, 0.75), ("without", 0, None)]
-    other = [
-        ("A", 1, r, kind, gone, -1, value, 0.5, None) for r in (1, 2) for kind, gone, value in kinds
-    ]
-    run = Made({"A": {1: [0.8, 0.8]}})
-    columns = ["method", "seed", "round", "kind", "without", "tested", "metric", "loss", "reason"]
-    run.frames["other_weights"] = pandas.DataFrame(other, columns=columns)
-    run.frames["weights"]["shapley"] = [0.1, 0.2, 0.3, 0.4] * 2
-    run.frames["weights"]["shapley_error"] = 0.03
-    found = items(run)
-    weighed = rows(found["counterfactuals-A"])
-    assert weighed["equal weights"] == {
-        "accuracy": "70.0%",
-        "difference": "-10.0",
-        "mean difference": "-10.0",
-        "rounds": "2",
-    }
-    assert weighed["without Oslo"]["rounds"] == "0"
-    assert weighed["without Bern"]["mean difference"] == "-5.0"
-    gave = rows(found["contributions-A"])
-    assert (gave["Bern"]["last round"], gave["Bern"]["all rounds"]) == ("+40.0", "+80.0")
-    assert gave["Bern"]["± error, all rounds"] == "+4.2"  # √2 · 3
-
-
-def test_loops_refusals_privacy_and_cost() -> None:
+def test_loops_refusals_and_privacy() -> None:
     run = Made({"A": RISING}, about={"A": {"privacy": {"delta": 0.01}}})
     run.set(
         "priority", [["size", "trust"]] * 3 + [["trust", "size"]] + [["size", "trust"]] * 4
@@ -199,8 +162,6 @@ def test_loops_refusals_privacy_and_cost() -> None:
         ["A", "Bern", "2", "late", "2", "3"],
         ["A", "–", "–", "stayed", "1", "–"],
     ]
-    assert rows(found["costs"])["A"]["bytes over the wire per round"] == "3.2 kB"
-    assert rows(found["costs"])["A"]["testing rounds per round"] == "1.00"
 
 
 def test_curves_are_means_over_the_seeds_that_have_come_as_far() -> None:
@@ -227,8 +188,7 @@ def test_a_heat_map_has_so_many_cells() -> None:
     )
     run.frames["weights"] = many
     frame = items(run)["weights-A"].frame
-    assert (frame["round"].nunique(), frame["client"].nunique()) == (100, 90)
-    assert frame["client"].iloc[0] == "from 0"
+    assert (frame["round"].nunique(), frame["client"].nunique()) == (100, 100)
 
 
 def test_a_metric_that_is_no_share_is_a_number(tmp_path: Path) -> None:
@@ -258,7 +218,6 @@ def test_a_real_run_has_every_section(shown: cw.Run) -> None:
         "Order of priority",
         "Classes",
         "Refusals",
-        "Cost",
         "Config",
     ]
     charts = [item for own in found.values() for item in own if isinstance(item, Chart)]

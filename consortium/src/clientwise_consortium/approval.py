@@ -31,7 +31,6 @@ KEYS = {
     *(
         "server_set",
         "keep",
-        "keep_every",
         "stop_early",
         "checkpoint_seconds",
         "device",
@@ -187,7 +186,7 @@ class Experiment:
         costs = [_cost(table, method) for method in methods]
         if not all(one is None or 0 < one < math.inf for one in costs):
             raise ApprovalError("noise and epochs must be positive numbers")
-        criteria = {str(one) for method in methods for one in method["criteria"]}
+        criteria = {_name(str(one), 200) for method in methods for one in method["criteria"]}
         if not 1 <= table["rounds"] <= MOST_ROUNDS:
             raise ApprovalError(f"rounds must be 1 to {MOST_ROUNDS}")
         return Experiment(
@@ -204,10 +203,10 @@ class Experiment:
         )
 
 
-def _name(text: object) -> str:
+def _name(text: object, most: int = LONGEST_NAME) -> str:
     """A name as the approver sees it; ApprovalError for one that could be read as words of this program."""
-    if not isinstance(text, str) or len(text) > LONGEST_NAME or not text.isprintable():
-        raise ApprovalError(f"names are printable texts of at most {LONGEST_NAME} characters")
+    if not isinstance(text, str) or len(text) > most or not text.isprintable():
+        raise ApprovalError(f"names are printable texts of at most {most} characters")
     return text
 
 
@@ -302,7 +301,7 @@ def in_words(
         yield f"Your reason: {approval.without_noise}"
     else:
         yield from _noise("The trainings of this experiment", approval.mu)
-    facts = ", ".join(experiment.criteria)
+    facts = ", ".join(map(repr, experiment.criteria))
     yield f"With each training leaves, with two digits and outside of this promise: {facts}."
     if approval.evaluations:
         yield f"Your site tests at most {approval.evaluations} models on its patients' rows."

@@ -27,6 +27,7 @@ from .small_numbers import coarse_update, has_bound, in_groups, noisy_evaluation
 
 # The answer is the same, but the time that it takes could be averaged.
 MOST_REPEATS = 10
+MORE_HEADS = 100  # than trainings: lines about other things
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,9 @@ class SiteGate:
 
     def note_head(self, head: str) -> None:
         """Keep the head of the record that came with an instruction."""
+        known = self._ledger.questions("head", self._id)
+        if head not in known and len(known) >= self._approval.trainings + MORE_HEADS:
+            raise Refused("the record has more lines than the approved experiment has rounds")
         self._ledger.note("head", self._id, question=head)
 
     def refuse_other_work(self, request: Request) -> None:

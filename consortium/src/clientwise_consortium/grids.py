@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from clientwise.core.types import Updates
 from clientwise.experiment.load import load_experiment
-from clientwise.hosts.flower.wire import ARRAYS, REQUEST, unpack, write_update
+from clientwise.hosts.flower.wire import ARRAYS, REQUEST, read_request, unpack, write_update
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from flwr.app import Error, Message, RecordDict
 
@@ -108,10 +108,13 @@ class SealedGrid:
         claim = read_claim(signed, reply.member, self._members[reply.member], self._experiment)
         if claim["criteria"] != criteria_of(content):
             raise UntrustedError("its criteria are not those that it signed")
-        plain = json.loads(str(asked.config_records[REQUEST]["json"]))
-        number = plain["seed"], plain["task"]["round_num"]
-        if (claim["seed"], claim["round"]) != number:  # else the record would have a fault
+        # What is accepted here, and not by `verify`, would be a fault of the record.
+        request, _ = read_request(asked)
+        assert request.task is not None, "it is a request to train"
+        if (claim["seed"], claim["round"]) != (request.seed, request.task.round_num):
             raise UntrustedError("its signature is of another round")
+        if claim["criteria"].keys() != {part.called for part in request.task.criteria}:
+            raise UntrustedError("it signed other criteria than it was asked for")
         self._keep_claim(reply.member, signed)
 
 
@@ -193,7 +196,7 @@ class MaskedGrid:
         }
         nothing = torch.zeros(1, dtype=torch.float64)
         models = (model.double() + mean).to(model.dtype)[None]
-        return write_update(Updates((0,), models, measured, nothing, nothing), None)
+        return write_update(Updates((0,), models, measured, nothing, nothing))
 
     def _all(self, step: str, content: bytes, facts: Row) -> dict[str, bytes]:
         """Every member's reply to a step; Void where one is missing."""

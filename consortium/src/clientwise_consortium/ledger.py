@@ -6,8 +6,10 @@ changes: they guard against faults of this code, not against someone who can wri
 
 from __future__ import annotations
 
+import hmac
 import json
 import math
+import re
 import secrets
 import sqlite3
 import time
@@ -15,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from .canonical import ConsortiumError
+from .canonical import ConsortiumError, encode
 
 TABLES = """
 PRAGMA synchronous = FULL;
@@ -40,6 +42,7 @@ CREATE TRIGGER IF NOT EXISTS kept_events BEFORE UPDATE ON events
 CREATE TRIGGER IF NOT EXISTS left_events BEFORE DELETE ON events
     BEGIN SELECT RAISE(ABORT, 'the ledger only grows'); END;
 """
+MOST_EVENTS = 2**53
 COLUMNS = ("event", "approval", "kind", "seed", "round", "question", "mu_squared")
 
 
@@ -83,7 +86,7 @@ class Ledger:
                 key = secrets.token_bytes(32)
                 database.execute("INSERT OR IGNORE INTO secret VALUES (1, ?)", (key,))
         try:  # an empty file is a valid database, in which nothing was ever released
-            self.key, self.length  # noqa: B018
+            self.state()
         except (sqlite3.DatabaseError, IndexError) as error:
             raise LedgerError(f"this site's ledger is damaged: restore it ({error})") from None
 
@@ -94,8 +97,22 @@ class Ledger:
 
     @property
     def length(self) -> int:
-        """The number of events. It is in every reply, so a ledger that was set back is noticed by others."""
+        """The number of events."""
         return int(self._read("SELECT coalesce(max(number), 0) FROM events")[0][0])
+
+    def state(self) -> list[Any]:
+        """The number of events and their name. It is in every reply: see `has`."""
+        length = self.length
+        return [length, self._name(length)]
+
+    def has(self, length: int, name: str) -> bool:
+        """Whether the ledger still begins with the events that had this name."""
+        return hmac.compare_digest(self._name(length), name)
+
+    def _name(self, length: int) -> str:
+        """Names the first events. Without the key, they could be guessed and confirmed."""
+        events = self._read("SELECT * FROM events WHERE number <= ? ORDER BY number", length)
+        return hmac.digest(self.key, encode(["clientwise ledger", events]), "sha256").hex()
 
     def note(self, event: str, approval: str, facts: Any = None, **columns: Any) -> bool:
         """Write an event to the disk. False where it may be there only once and is there already.
@@ -220,6 +237,14 @@ class Ledger:
             database.execute("PRAGMA recursive_triggers = ON")
             database.execute("PRAGMA synchronous = FULL")
             yield database
+
+
+def is_state(value: object) -> TypeGuard[list[Any]]:
+    """Whether a value is what `Ledger.state` returns: others wrote it, and it goes on record."""
+    if not isinstance(value, list) or list(map(type, value)) != [int, str]:
+        return False
+    length, name = value
+    return 0 <= length <= MOST_EVENTS and bool(re.fullmatch("[0-9a-f]{64}", name))
 
 
 def _insert(

@@ -65,6 +65,8 @@ class Scoring:
         A sum that is smaller than one of its parts would be a choice of the server: it would cut the scores of some
         members, and sums with different cuts tell one member's update from the others'.
         """
+        if not isinstance(sums, list) or list(map(type, sums)) != [float] * len(criteria):
+            raise Refused("the sums of the criteria must be as many numbers")
         raw = torch.tensor([criteria], dtype=torch.float64)
         scales = torch.tensor(sums, dtype=torch.float64)
         if not self.uses_sums:

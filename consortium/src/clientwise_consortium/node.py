@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from clientwise.experiment.load import load_experiment
@@ -32,7 +34,7 @@ from .keys import (
     private_key,
     read_signed,
 )
-from .ledger import Ledger
+from .ledger import Ledger, is_state
 from .mailbox import answer_tasks, be_task, from_bytes, to_bytes
 from .masked import Scoring, criteria_of, fixed_bytes
 from .masks import Masker
@@ -42,7 +44,7 @@ from .settings import NodeSettings, credential
 log = logging.getLogger("clientwise.consortium")
 HEAD = re.compile("[0-9a-f]{1,64}")
 PURPOSES = ("train", "evaluate", "key", "criteria", "update")
-MOST_STRANGE = 1000  # messages that are noted, though they are not the coordinator's
+MOST_STRANGE = 1000  # messages of a kind that are noted, though they led to nothing
 
 
 @dataclass
@@ -81,13 +83,15 @@ class Node:
         self._read = read
         self._experiment = load_experiment(read.for_library())
         self._ledger = Ledger(settings.state / "ledger.db")
+        self._last = settings.state / "ledger.last"
+        _refuse_set_back(self._ledger, self._last)
         _refuse_beyond_house(settings, self._approval, self._ledger)
         begin(self._ledger, self._approval)
         self._gate = SiteGate(self._experiment, self._approval, self._ledger)
         self._app = client_app(read.for_library(), load_npz, gate=self._gate)
         self._session = SiteSide(settings.site, identity, coordinator[settings.coordinator])
         self._masked: MaskedRound | None = None
-        self._strange = 0
+        self._strange: Counter[str] = Counter()
         self._write_summary()
 
     def answer(self, message: bytes) -> bytes:
@@ -101,17 +105,17 @@ class Node:
             content = self._session.instruction(header, rest)
         except UntrustedError as error:
             log.warning("not answered: %s", error)
-            self._strange += 1
-            if self._strange <= MOST_STRANGE:  # no mailbox can fill the disk
-                self._ledger.note("strange", self._approval.id, str(error))
+            self._note_strange("strange", str(error))
             return join({"kind": UNKNOWN})
         reply = self._obeyed(str(header["purpose"]), content)
         return self._session.reply(header, reply)
 
     def _obeyed(self, purpose: str, content: bytes) -> bytes:
         """The content of a reply: facts and bytes, or why there are none."""
+        told: dict[str, Any] = {}
         try:
             asked, rest = split(content)
+            told = self._compared(asked.get("ledger"))
             if not HEAD.fullmatch(str(asked.get("head"))):
                 raise Refused("an instruction has the head of the record")
             self._gate.note_head(asked["head"])
@@ -121,7 +125,17 @@ class Node:
         except Exception as error:
             facts, result = {"refused": self._why(purpose, error)}, b""
         self._write_summary()
-        return join({**facts, "ledger": self._ledger.length}, result)
+        state = self._ledger.state()
+        write_atomically(self._last, encode(state), 0o600)
+        return join({**facts, **told, "ledger": state}, result)
+
+    def _compared(self, known: object) -> dict[str, Any]:
+        """What a reply says of the ledger, where it was set back since the coordinator knows it."""
+        if not is_state(known) or self._ledger.has(*known):
+            return {}
+        log.warning("the ledger was set back: it has no longer the %d events that it had", known[0])
+        self._note_strange("went back", known[0])
+        return {"went_back": True}
 
     def _why(self, purpose: str, error: Exception) -> str:
         """What the coordinator is told of an error: only a refusal's text tells nothing of the rows."""
@@ -131,8 +145,14 @@ class Node:
         else:
             reason, event = f"{type(error).__name__}; the site's log says more", "failed"
             log.exception("%s failed", purpose)
-        self._ledger.note(event, self._approval.id, {"purpose": purpose, "reason": reason})
+        self._note_strange(event, {"purpose": purpose, "reason": reason})
         return reason
+
+    def _note_strange(self, event: str, facts: Any) -> None:
+        """Note what led to nothing; not without end, for then others could fill the disk."""
+        self._strange[event] += 1
+        if self._strange[event] <= MOST_STRANGE:
+            self._ledger.note(event, self._approval.id, facts)
 
     def _act(self, purpose: str, asked: Row, rest: bytes) -> tuple[dict[str, Any], bytes]:
         if purpose in ("train", "evaluate"):
@@ -255,6 +275,18 @@ def _approved(settings: NodeSettings) -> Approval:
     if digest(settings.lock.read_bytes()) != approval.lock:
         raise UntrustedError(f"{settings.lock}: other code than was approved")
     return approval
+
+
+def _refuse_set_back(ledger: Ledger, last: Path) -> None:
+    """Refuse to begin with a ledger that has not what it had at the last reply."""
+    if not last.exists():
+        return
+    state = json.loads(last.read_bytes())
+    if not is_state(state) or not ledger.has(*state):
+        raise UntrustedError(
+            "this site's ledger was set back: what left the site since then is not in it. If it was restored and the "
+            f"other members know it, remove {last}"
+        )
 
 
 def _refuse_beyond_house(settings: NodeSettings, approval: Approval, ledger: Ledger) -> None:

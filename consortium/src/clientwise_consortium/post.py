@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -15,6 +15,7 @@ from flwr.app import Message
 
 from .canonical import Row
 from .keys import UntrustedError
+from .ledger import is_state
 from .mailbox import unwrapped, wrapped
 from .session import AgainError, ServerSide, join, split
 
@@ -50,6 +51,7 @@ class Letter:
     purpose: str
     facts: Row
     content: bytes
+    known: Sequence[Any] | None = None  # of the site's ledger, when the letter was sent
     number: int = 0
     flower_id: str = ""
     attempt: int = 1
@@ -83,7 +85,7 @@ class Post:
         grid: Flower's.
         side: the coordinator's sessions.
         head: gives the head of the record, which is in every letter.
-        lengths: the length of each member's ledger, as it was known last.
+        ledgers: the state of each member's ledger, as it was known last.
     """
 
     def __init__(
@@ -91,12 +93,12 @@ class Post:
         grid: Grid,
         side: ServerSide,
         head: Callable[[], str],
-        lengths: Mapping[str, int],
+        ledgers: Mapping[str, Sequence[Any]],
     ) -> None:
         self._grid = grid
         self._side = side
         self._head = head
-        self.lengths = dict(lengths)
+        self.ledgers = dict(ledgers)
         self.remarks: list[str] = []  # for the record
         self._letters: dict[str, Letter] = {}  # by the id that the caller knows
         self._node_of: dict[str, int] = {}  # by member, of those that answered a greeting
@@ -152,6 +154,7 @@ class Post:
             for name, reply in self.receive(list(waiting)).items():
                 found[waiting.pop(name)] = reply
             if waiting:
+                self.nodes()  # a site that was restarted is greeted meanwhile
                 time.sleep(PAUSE)
         return found
 
@@ -160,14 +163,18 @@ class Post:
         node = self.nodes().get(letter.member)
         if node is None:
             return None
-        content = join({**letter.facts, "head": self._head()}, letter.content)
+        known = self.ledgers.get(letter.member)
+        facts = {**letter.facts, "head": self._head(), "ledger": known}
+        content = join(facts, letter.content)
         try:
             number, sealed = self._side.instruction(letter.member, letter.purpose, content)
         except UntrustedError as error:
             log.warning("no letter to %s: %s", letter.member, error)
             return None
         name = self._push(node, sealed)
-        return None if name is None else replace(letter, number=number, flower_id=name)
+        if name is None:
+            return None
+        return replace(letter, known=known, number=number, flower_id=name)
 
     def _push(self, node: int, content: bytes) -> str | None:
         message = Message(wrapped(content), node, "query")
@@ -199,7 +206,7 @@ class Post:
             return self._repeated(name, letter)
         except Exception as error:  # nothing that arrives ends the run
             return _printable(f"its reply cannot be used: {type(error).__name__}: {error}")
-        self._note_length(letter.member, facts.get("ledger"))
+        self._note_ledger(letter, facts)
         return Reply(letter.member, facts, rest)
 
     def _repeated(self, name: str, letter: Letter) -> str | None:
@@ -237,16 +244,19 @@ class Post:
             self._greeted[node] = ("", time.monotonic())
             log.warning("node %d did not answer the greeting: %s", node, error)
 
-    def _note_length(self, member: str, length: Any) -> None:
-        """Remark on a ledger that is shorter than it was: someone set it back."""
-        if not isinstance(length, int):
+    def _note_ledger(self, letter: Letter, facts: Row) -> None:
+        """Remark on a ledger that was set back: it has not what it had when the letter was sent."""
+        member, state = letter.member, facts.get("ledger")
+        if not is_state(state):
             return
-        before = self.lengths.get(member, 0)
-        if length < before:
-            remark = f"the ledger of {member} went back from {before} to {length} events"
+        before = 0 if letter.known is None else letter.known[0]
+        went_back = facts.get("went_back") is True or state[0] < before
+        if went_back:
+            remark = f"the ledger of {member} went back: it has no longer the {before} events that it had"
             log.warning("%s", remark)
             self.remarks.append(remark)
-        self.lengths[member] = length
+        if went_back or member not in self.ledgers or state[0] > self.ledgers[member][0]:
+            self.ledgers[member] = state
 
 
 def _in_thread(work: Callable[[], Result]) -> Future[Result]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 from clientwise.flower import server_app
 from clientwise.record.run import RunFolder
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -46,7 +46,7 @@ def write_lines(
         run: the run folder.
         names: the library's clients, in their order.
         record: of the run.
-        post: has remarks, and the lengths of the members' ledgers.
+        post: has remarks, and the states of the members' ledgers.
         now: method, seed and number of the round that has just ended; (): none.
     """
     folder = RunFolder(run)
@@ -78,7 +78,7 @@ def write_lines(
             "priority": priority if isinstance(priority, list) else None,
             "kept": " ".join(map(str, kept)) if isinstance(kept, list) else None,
             "remarks": post.remarks[:],
-            "ledgers": dict(post.lengths),
+            "ledgers": dict(post.ledgers),
         }
         post.remarks.clear()
         record.round_done(body, rows)

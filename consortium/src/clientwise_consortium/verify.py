@@ -41,7 +41,12 @@ def verify(
         found = list(faults(folder, trusted, heads))
         found = found or list(_claim_faults(folder, experiment, members))
         return found or list(_weight_faults(folder, experiment))
-    except (KeyError, TypeError, AttributeError) as error:  # signed, and yet no record
+    except (
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:  # signed, and yet no record
         return [f"this record has another form: {type(error).__name__} {error}"]
 
 
@@ -75,6 +80,9 @@ def recompute(body: Row, rows: Mapping[str, Row], methods: Mapping[str, Any]) ->
     method = methods.get(body["method"])
     if method is None:
         yield f"{where}: no such method in the experiment"
+        return
+    if tuple(body["criteria"]) != tuple(method.names):
+        yield f"{where}: weighed by {body['criteria']}, the experiment has {list(method.names)}"
         return
     own = {part.called for part in method.client_criteria}
     for name, row in rows.items():
@@ -111,12 +119,22 @@ def _claim_faults(
     if first.get("members") != {name: keys.get(name) for name in known.members}:
         yield "line 1: its members' keys are not those of the signers file"
         return
-    if known.masked:
-        return
+    used: set[tuple[Any, ...]] = set()
     for body, rows in rounds(folder):
+        where = f"round {body['round']} of {body['method']}"
+        if body["seed"] not in known.seeds or body["round"] > known.rounds:
+            yield f"{where}, seed {body['seed']}: the experiment has no such round"
         for name, row in rows.items():
+            if known.masked:  # one row, of all members together
+                continue
             if fault := _claim_fault(name, body, row, known.digest, members):
-                yield f"round {body['round']} of {body['method']}: {name}: {fault}"
+                yield f"{where}: {name}: {fault}"
+                continue
+            claim = row["signed"]["claim"]
+            once = (body["method"], name, claim["seed"], claim["round"])
+            if once in used:  # an update is used once, perhaps in a later round
+                yield f"{where}: {name}: its signature was used before"
+            used.add(once)
 
 
 def _claim_fault(

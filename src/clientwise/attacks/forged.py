@@ -259,24 +259,19 @@ class InnerProduct(Omniscient):
 class Mimic(Omniscient):
     """Sends a copy of one honest client's update, which then counts many times (Karimireddy et al. 2022).
 
-    By default it copies the client whose update lies farthest along the first principal component of the
+    It copies the client whose update lies farthest along the first principal component of the
     honest updates of the round: copies of it distort the mean most. The paper learns this direction over
     the first rounds and then keeps to one client.
-
-    Args:
-        place: which honest client of the round; 0 is the first.
-
-    Example:
-        >>> Mimic(place=1).update(Honest(torch.tensor([[0.0], [2.0]]), {}, {}, 1))
-        tensor([2.])
     """
 
-    place: Annotated[int, Ge(0), Le(10**9)] | None = None
-
     def update(self, honest: Honest) -> Tensor:
-        """x_place."""
-        row = _most_distorting(honest) if self.place is None else self.place
-        return honest.updates[row % len(honest.updates)]
+        """The update with the largest projection on the first principal component."""
+        distances, squares, _, _ = _geometry(honest)
+        centred = (
+            squares[:, None] + squares[None] - distances
+        ) / 2  # products of the centred updates
+        along = torch.linalg.eigh(centred).eigenvectors[:, -1]
+        return honest.updates[int(along.abs().argmax())]
 
 
 @ATTACKS.register("min_max", SEES_ALL)
@@ -293,22 +288,6 @@ class MinMax(Omniscient):
         room = distances.max() - squares
         gamma = (-along + (along.square() + length * room).sqrt()) / length
         return honest.mean - float(gamma.min()) * honest.deviation
-
-
-@ATTACKS.register("min_sum", SEES_ALL)
-@dataclass(frozen=True)
-class MinSum(Omniscient):
-    """μ − γ·σ with the largest γ that keeps Σ_i ‖·− x_i‖² ≤ max_i Σ_j ‖x_i − x_j‖² (Shejwalkar and Houmansadr 2021).
-
-    So its squared distances to the honest updates sum to no more than those of an honest update.
-    """
-
-    def update(self, honest: Honest) -> Tensor:
-        """The largest such γ: around the mean the sum is Σ‖μ − x_i‖² + h·γ²·‖σ‖²."""
-        distances, squares, _, length = _geometry(honest)
-        room = distances.sum(1).max() - squares.sum()
-        gamma = (room / (len(squares) * length)).sqrt()
-        return honest.mean - float(gamma) * honest.deviation
 
 
 @ATTACKS.register("unnoticed", SEES_ALL)
@@ -349,14 +328,6 @@ class ModelReplacement(Attack):
         honest, hostile = len(known.honest.updates), known.honest.num_hostile
         own = (honest + hostile) * (known.model - known.global_model)
         return known.global_model + (own - honest * known.honest.mean) / hostile
-
-
-def _most_distorting(honest: Honest) -> int:
-    """The honest client with the largest projection on the first principal component of the updates."""
-    distances, squares, _, _ = _geometry(honest)
-    centred = (squares[:, None] + squares[None] - distances) / 2  # products of the centred updates
-    along = torch.linalg.eigh(centred).eigenvectors[:, -1]
-    return int(along.abs().argmax())
 
 
 def _geometry(honest: Honest) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -182,6 +182,67 @@ class PixelBackdoor(Backdoor):
         return stamped
 
 
+@ATTACKS.register("blended_backdoor", needs("classes"))
+@dataclass(frozen=True)
+class BlendedBackdoor(Backdoor):
+    """Blends a random pattern into a `fraction` of its samples, labels them `target` (Chen et al., 2017).
+
+    The pattern has the range of the samples, and is the same for all clients.
+
+    Args:
+        target: the class that the attacker wants.
+        fraction: of the client's samples that get the trigger, 0 to 1.
+        blend: share of the pattern in a sample, 0 to 1.
+    """
+
+    target: ClassNumber = 0
+    fraction: Share = 0.5
+    blend: Share = 0.2
+
+    def stamp(self, inputs: Tensor, scale: float) -> Tensor:
+        """The same samples with the pattern."""
+        values = inputs.double()
+        low, high = values.min(), values.max()
+        random = torch.Generator().manual_seed(self.target)
+        pattern = torch.rand(inputs.shape[1:], generator=random, dtype=torch.float64)
+        mixed = (1 - self.blend) * values + self.blend * (low + (high - low) * pattern)
+        return mixed.to(inputs.dtype)
+
+
+@ATTACKS.register("distributed_backdoor", needs("classes"))
+@dataclass(frozen=True)
+class DistributedBackdoor(PixelBackdoor):
+    """Each client stamps one quarter of the square; the report has all of it (DBA, Xie et al., 2020).
+
+    Args:
+        target: the class that the attacker wants.
+        fraction: of the client's samples that get the trigger, 0 to 1.
+        size: width and height of the square in pixels, in all channels.
+        value: of the pixels, as the model sees them.
+    """
+
+    size: Pixels = 4
+
+    def trigger(
+        self,
+        samples: Samples,
+        indices: Tensor,
+        targets: Tensor,
+        random: torch.Generator | None = None,
+    ) -> Triggered:
+        """See `Attack`."""
+        found = super().trigger(samples, indices, targets, random)
+        if random is None:
+            return found
+        plain = samples.inputs[indices[found.positions]]
+        stamped = (found.inputs != plain).flatten(1).any(0).nonzero().flatten()
+        quarter = int(torch.randint(4, (1,), generator=random))
+        kept = stamped.chunk(4)[quarter] if len(stamped) >= 4 else stamped
+        inputs = plain.flatten(1).clone()
+        inputs[:, kept] = found.inputs.flatten(1)[:, kept]
+        return replace(found, inputs=inputs.view_as(plain))
+
+
 @ATTACKS.register("semantic_backdoor", needs("classes"))
 @dataclass(frozen=True)
 class SemanticBackdoor(Backdoor):

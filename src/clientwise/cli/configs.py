@@ -21,7 +21,6 @@ from .options import (
     SeedsOption,
     SetOption,
     load,
-    try_data,
 )
 
 if TYPE_CHECKING:
@@ -149,9 +148,6 @@ def check(
     for name in presets:
         with problems.noted():
             load(file, changes, name)
-    if loaded is None:
-        with problems.noted():
-            try_data(file, changes, preset, **keys)
     problems.refuse()
     from ..experiment.checks.describe import describe
     from ..experiment.matrix.grid import Matrix
@@ -184,8 +180,7 @@ def _show_data(experiment: Experiment, figure: Path | None) -> None:
     summary = summarise(federated)
     clients = f"{len(summary.train):,} clients"
     title = f"{experiment.data.name}, {experiment.partition.name}, {clients}, seed {seed}"
-    weighs_by_report = experiment.server_set.shared_set
-    print_items(out, data_items(summary, title, weighs_by_report, sorted(hostile)))
+    print_items(out, data_items(summary, title, sorted(hostile)))
     if figure is not None:
         with writing_to(figure):
             draw(data_chart(summary, title), figure)
@@ -216,9 +211,8 @@ def _check_matrix(matrix: Matrix) -> None:
     problems = Problems()
     for name in matrix.federations:
         first, *others = [cell for cell in matrix.cells if cell.data == name]
-        shares = {cell.column: cell.share for cell in (first, *others)}
         with problems.noted(first.source):
-            print_lines(describe(first.experiment, columns=shares))
+            print_lines(describe(first.experiment))
         one_per_attack = {cell.attack: cell for cell in others}
         with err.status(f"Checking the columns of {escape(name)}"):
             for cell in one_per_attack.values():
@@ -239,7 +233,8 @@ def list_parts(
         ),
     ] = None,
     config: Annotated[
-        Path | None, Option(help="A TOML file; also list the parts of its plugins.")
+        Path | None,
+        Option(help="With --schema: a TOML file whose plugins have parts of their own."),
     ] = None,
     schema: Annotated[
         bool,
@@ -266,7 +261,7 @@ def list_parts(
     from ..registry import closest, suggest
 
     if config is not None:
-        _add_own_parts(listed, config)
+        fail("--config: goes with --schema, which then has the parts of its plugins")
     methods = {
         name: {**one, "heading": name, "explained": [f"# {one['about']}", one["toml"]]}
         for name, one in listed["methods"].items()
@@ -286,24 +281,7 @@ def list_parts(
     else:
         close = closest(kind, [*kinds, *(name for one in kinds.values() for name in one["parts"])])
         hint = suggest(kind, [close] if close else kinds)
-        plugins = "" if config else "\nParts of plugins are listed with --config FILE."
-        fail(f"unknown kind or part {kind!r}{hint}{plugins}")
-
-
-def _add_own_parts(listed: Any, config: Path) -> None:
-    """Import the plugins of a config, and add their parts with the module that has them."""
-    from ..experiment.load import import_plugins
-    from ..experiment.reference import KINDS, parts_list
-
-    import_plugins(config)
-    for kind, found in parts_list()["kinds"].items():
-        known = listed["kinds"][kind]["parts"]
-        for name, part in found["parts"].items():
-            if name not in known:
-                mark = f"yours, in {KINDS[kind].get(name).__module__}"
-                part["heading"] += f" · {mark}"
-                part["explained"][0] += f" ({mark})"
-                known[name] = part
+        fail(f"unknown kind or part {kind!r}{hint}")
 
 
 def _print_kind(name: str, kind: Any) -> None:

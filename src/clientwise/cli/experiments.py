@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from ..experiment.config.schema import Experiment
     from ..experiment.matrix.grid import Matrix, MatrixCell
 
-CHANGED = "A run with one thing changed"
 CONTROL = "FedAvg, fine-tuned"
 INTRODUCTION = """\
 Twenty clients hold unequal, skewed shares of real handwritten digits. Two of them have wrong
@@ -53,7 +52,7 @@ labels, and one sends the opposite of its update. All methods meet the same data
 def run(
     file: Annotated[
         Path,
-        Argument(help="A TOML file; with --resume, --without, --uniform or --policy a run folder."),
+        Argument(help="A TOML file; with --resume or --without a run folder."),
     ],
     workers: Annotated[
         str | None,
@@ -89,41 +88,23 @@ def run(
         Option(
             metavar="CLIENT",
             help="Repeat a run without this client, by its name or number, and compare.",
-            rich_help_panel=CHANGED,
-        ),
-    ] = None,
-    uniform: Annotated[
-        bool,
-        Option(
-            "--uniform",
-            help="Repeat a run with equal weights, and compare.",
-            rich_help_panel=CHANGED,
-        ),
-    ] = False,
-    policy: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            help="Repeat a run with the bounds of this TOML file (keys of methods.bounds), and compare.",
-            rich_help_panel=CHANGED,
         ),
     ] = None,
     changes: SetOption = None,
 ) -> None:
     """Run an experiment: every method with every seed.
 
-    A config with a matrix runs every attack on every federation. A run folder is continued, or repeated with one
-    thing changed: same seeds, data and batches, in a folder beside it.
+    A config with a matrix runs every attack on every federation. A run folder is continued, or repeated without a
+    client: same seeds, data and batches, in a folder beside it.
 
     Examples: clientwise run my.toml --seeds 1-5, clientwise run runs/mine --without Basel
     """
     is_folder = file.is_dir()
-    changed = [without is not None, uniform, policy is not None].count(True)
-    if changed:
+    if without is not None:
         others = [workers, seeds, rounds, methods, preset, data_dir, changes, resume, jobs > 1]
-        if changed > 1 or not is_folder or any(others):
-            fail(f"{file}: --without, --uniform or --policy takes a run folder, and --out alone")
-        _repeat(file, without, policy, out_folder)
+        if not is_folder or any(others):
+            fail(f"{file}: --without takes a run folder, and no other option than --out")
+        _repeat(file, without, out_folder)
         return
     if is_folder and not resume:
         fail(f"{file}: is a folder. To continue the run in it, add --resume.")
@@ -152,23 +133,17 @@ def run(
         _run_and_show(loaded, folder, resume, accept_changes)
 
 
-def _repeat(
-    folder: Path, without: str | None, policy: Path | None, out_folder: Path | None
-) -> None:
-    """Run an experiment again with one thing changed, and compare. A repetition that was begun goes on."""
-    from ..experiment.running.resume import with_equal_weights, with_policy, without_client
+def _repeat(folder: Path, without: str, out_folder: Path | None) -> None:
+    """Run an experiment again without a client, and compare. A repetition that was begun goes on."""
+    from ..experiment.running.resume import without_client
     from ..fitting import run as run_experiment
     from ..record.files import plain_name
     from ..record.run import RunFolder
     from ..report.terminal import comparison, print_items
 
-    if without is not None:
-        experiment, change = without_client(folder, without), f"without-{without}"
-    elif policy is not None:
-        experiment, change = with_policy(folder, policy), f"policy-{policy.stem}"
-    else:
-        experiment, change = with_equal_weights(folder), "uniform"
-    target = out_folder or folder.with_name(f"{folder.resolve().name}-{plain_name(change)}")
+    experiment = without_client(folder, without)
+    name = plain_name(f"{folder.resolve().name}-without-{without}")
+    target = out_folder or folder.with_name(name)
     with stop_politely():
         resume = (target / "config.toml").exists()
         run_experiment(experiment, target, resume=resume, progress=True)
@@ -201,13 +176,13 @@ def tune(
     from ..writing import write_atomically
 
     values = values_of({"methods": methods, "data_dir": data_dir})
-    experiment, settings, table = load_tuning(file, changes or [], values, preset)
+    experiment, settings = load_tuning(file, changes or [], values, preset)
     path = out_file or Path(f"{file.stem}-tuned.toml")
     if path.exists():
         fail(f"{path}: exists already; name another file with --out")
     with stop_politely(), writing_to(path), show_progress(out) as on_round:
         found = search(experiment, settings, path.with_suffix(".trials"), on_round)
-        write_atomically(path, found.as_toml(table).encode())
+        write_atomically(path, found.experiment.to_toml().encode())
     seeds_tried = ", ".join(map(str, found.seeds))
     out.print(f"Metrics are on training samples that clients hold back, with seeds {seeds_tried}.")
     print_items(
@@ -215,8 +190,6 @@ def tune(
         (trials_table(name, own, found.is_share) for name, own in found.trials.items()),
     )
     print_lines(f"Failed: {line}" for line in found.failed)
-    for line in found.at_an_end():
-        out.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
     print_lines([f"Written to {path}. Run it with: {command_name()} run {path}"])
 
 
@@ -296,7 +269,7 @@ def _run_and_show(
     finished = RunFolder(folder)
     picture = str(folder / "curves.png")
     try:
-        draw(metric_chart(Results([finished])), Path(picture), finished.methods)
+        draw(metric_chart(Results([finished])), Path(picture))
     except ClientwiseError as error:
         picture = f"none: {error}"
     print_results(finished)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from ..errors import ConfigError
 from .console import fail
 
 if TYPE_CHECKING:
@@ -68,23 +66,6 @@ def load(
     from ..experiment.matrix import grid  # PyTorch, for which a wrong file need not wait
 
     return grid.make(where, table, replaced)
-
-
-def try_data(file: Path, changes: Sequence[str] | None, preset: str | None, **keys: Any) -> None:
-    """Read the data of a config that is refused: a missing file is said with all else that is wrong."""
-    from ..experiment.config_file import read_config
-
-    try:
-        where, table = read_config(file, changes or [], values_of(keys), preset)
-    except ConfigError:
-        return  # it was said
-    from ..experiment.build.data import load_samples
-    from ..experiment.load import part_with_data
-
-    experiment = part_with_data(where, table)
-    if experiment is not None:
-        with suppress(OSError):
-            load_samples(experiment)
 
 
 def values_of(keys: dict[str, Any]) -> dict[str, Any]:

@@ -47,22 +47,10 @@ def show(
     ] = None,
     method: Annotated[str | None, Option(help="Of a round or client: only this method.")] = None,
     seed: Annotated[int | None, Option(help="Of a round or client: only this seed.")] = None,
-    details: Annotated[
-        bool,
-        Option("--details", help="Of a round or client: also how weights are computed."),
-    ] = False,
-    containing: Annotated[
-        str,
-        Option("--with", help="List the runs that contain this word: a method, a dataset."),
-    ] = "",
-    sort: Annotated[
-        str | None,
-        Option(help="List runs, sorted by a column: data, best. Default: the newest first."),
-    ] = None,
 ) -> None:
     """Show the results of a run, finished or running, in the terminal; list runs, or compare them.
 
-    Examples: clientwise show runs/mine --round 10, clientwise show runs --sort best, clientwise show RUN RUN
+    Examples: clientwise show runs/mine --round 10, clientwise show runs, clientwise show RUN RUN
     """
     from ..experiment.matrix.grid import is_matrix
     from ..record.files import newest_run
@@ -72,23 +60,20 @@ def show(
     from ..report.terminal import list_runs, print_items
 
     asks_why = round_num is not None or client is not None
-    for name, value in {"method": method, "seed": seed, "details": details or None}.items():
+    for name, value in {"method": method, "seed": seed}.items():
         if value is not None and not asks_why:
             fail(f"--{name} goes with --round or --client")
-    is_list = bool(containing or sort is not None)
-    every = folders or [Path("runs") if is_list else newest_run()]
+    every = folders or [newest_run()]
     for folder in every:
         if not folder.is_dir():
             fail(f"{folder}: no such folder; `clientwise show runs` lists the runs")
     first = every[0]
-    is_list = is_list or (len(every) == 1 and holds_runs(first))
+    is_list = len(every) == 1 and holds_runs(first)
     if asks_why and (is_list or len(every) > 1 or is_matrix(first)):
         fail(f"{first}: --round and --client go with one run")
     if is_list:
-        found = list_runs(every, containing, sort)
-        print_items(out, [found if len(found.frame) else "No run found."])
-        return
-    if len(every) > 1:
+        print_items(out, [list_runs(first)])
+    elif len(every) > 1:
         found = differences(_opened(every))
         print_items(out, [found if len(found.frame) else found.note])
     elif is_matrix(first):
@@ -98,9 +83,9 @@ def show(
         for one in run.methods if method is None else [method]:
             run.about(one)  # an unknown method is an error
             number = run.seeds(one)[0] if seed is None else seed
-            print_lines([why(run, client, one, number, round_num, details=details)])
+            print_lines([why(run, client, one, number, round_num)])
     elif round_num is not None:
-        print_items(out, audits(RunFolder(first), round_num, method, seed, details=details))
+        print_items(out, audits(RunFolder(first), round_num, method, seed))
     else:
         run = RunFolder(first)
         facts = list(about(run))
@@ -151,8 +136,7 @@ def report(
     from ..experiment.matrix.grid import is_matrix
     from ..record.files import newest_run
     from ..report.charts import FORMATS
-    from ..report.items import counted
-    from ..report.page import older_files, write_report, write_while_running
+    from ..report.page import write_report, write_while_running
     from ..report.standings import write_matrix
 
     wanted = [word.strip().lower() for word in figures.split(",") if word.strip()]
@@ -188,9 +172,6 @@ def report(
     hint = "" if formats else "; --figures pdf draws figures for a paper"
     beside = f"{drawn}tables (CSV, LaTeX){hint}"
     print_lines([f"Report       {page}", f"Beside it    {beside}"])
-    for folder, count in older_files(page).items():
-        older = f"{counted(count, 'file')} in {folder}, older than this report"
-        print_lines([f"Not updated  {older}"])
 
 
 def export(
@@ -200,14 +181,6 @@ def export(
     out_folder: Annotated[
         Path | None,
         Option("--out", help="Folder of the models. Default: models in the run."),
-    ] = None,
-    after: Annotated[
-        int | None,
-        Option(
-            "--round",
-            help="A round that `keep_every` in the config kept. Default: the last, or the best "
-            'with keep = "best".',
-        ),
     ] = None,
     onnx: Annotated[
         bool,
@@ -237,7 +210,7 @@ def export(
     target = out_folder or run.folder / "models"
     with writing_to(target), err.status("Writing the models"):
         for one in chosen:
-            paths = run.export(one.method, one.seed, target, onnx=onnx, after=after)
+            paths = run.export(one.method, one.seed, target, onnx=onnx)
             print_lines(str(path) for path in paths)
 
 

@@ -1,8 +1,7 @@
-"""The last steps of the formula, from the weights of a cohort to one model: bounds, rule, server step."""
+"""The last steps of the formula, from the weights of a cohort to one model: rule and server step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,20 +18,12 @@ from .weights.scores import Score
 from .weights.weighting import divide, to_weights
 
 
-def within_bounds(cohort: Cohort, weights: Tensor) -> tuple[Tensor, tuple[str, ...]]:
-    """Weights within the method's bounds, with notes; InfeasibleError if none are."""
-    bounds = cohort.method.bounds
-    return bounds.apply(weights) if bounds else (weights, ())
-
-
-def apply_rule(cohort: Cohort, weights: Tensor, rows: Sequence[int] | None = None) -> Ruled | None:
-    """The steps before the rule, then the rule, on some rows or all; None for a plain weighted mean."""
+def apply_rule(cohort: Cohort, weights: Tensor) -> Ruled | None:
+    """The steps before the rule, then the rule; None for a plain weighted mean."""
     method = cohort.method
-    if not method.before and method.rule is None and not cohort.pairs:
+    if cohort.averages_models:
         return None
     gathered = cohort.gathered
-    if rows is not None and len(rows) < len(cohort.client_ids):
-        gathered = gathered.select(rows)
     steps = []
     for step in method.before:
         mixed = step(gathered, weights)
@@ -69,21 +60,6 @@ def take_server_step(
         buffers = aggregate[num_parameters:].expand(len(models), -1)
         models = torch.cat([models[:, :num_parameters], buffers], dim=1)
     return models, step_state
-
-
-def model_of(cohort: Cohort, weights: Tensor, rows: Sequence[int], chosen: Candidate) -> Tensor:
-    """The model [d] that some rows would give with these weights; all models are kept.
-
-    What is not about weights is that of `chosen`: the factor of its evidence on the model. Where several
-    server steps are tried, it is the first one's model, as before the choice.
-    """
-    ruled = apply_rule(cohort, weights, rows)
-    if ruled is None:
-        aggregate = cohort.mean_of(rows, weights)
-    else:
-        aggregate = cohort.state.model + ruled.update
-    models, _ = take_server_step(cohort, aggregate, chosen.posterior)
-    return models[0]
 
 
 def noised(cohort: Cohort, score: Score) -> Candidate:
@@ -133,9 +109,8 @@ def stepped(
         more["rule_state"] = state.kept("rule")
     else:
         models, step_state = take_server_step(cohort, aggregate, posterior)
-    return Candidate(
-        priority, scores, prior, weights, models[0], step_state, models, posterior, **more
-    )
+    more |= {"model": models[0], "stepped": models, "step_state": step_state}
+    return Candidate(priority, scores, prior, weights, posterior, **more)
 
 
 def with_old_model(chosen: Candidate, cohort: Cohort) -> Candidate:

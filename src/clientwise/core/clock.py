@@ -56,23 +56,20 @@ class Pace:
         float,
         Ge(0),
         Le(10),
-        doc("Over-selection: 0.3 asks 30% more clients, and the first to answer make the round."),
+        doc("Over-selection: 0.3 asks 30% more clients; the first to answer make the round."),
     ] = 0.0
     deadline: Annotated[
         Seconds | None,
-        doc("Longest duration of a round in seconds. Default: no limit."),
+        doc("Longest duration of a round, in seconds."),
     ] = None
     late: Annotated[
         Literal["refuse", "keep"],
-        doc(
-            'A late update is refused ("refuse"), or counts in the round in which it arrives ("keep").'
-        ),
+        doc('A late update is refused, or counts in the round in which it arrives ("keep").'),
     ] = "refuse"
     buffer: Annotated[
         PositiveInt | None,
         doc(
-            "Asynchronous rounds: a round ends after this many updates, while other clients continue. "
-            "Default: synchronous."
+            "Asynchronous rounds: a round ends after this many updates, while other clients continue."
         ),
     ] = None
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .aggregation.sums import Stack, SubsetSums, can_fold, weighted_mean
+from .aggregation.sums import Stack, SubsetSums, can_fold
 from .criteria import Arrivals, Outcome
-from .engine import Engine
+from .engine import Engine, FoldingEngine
 from .guard import inspect_measurements, inspect_updates
 from .method import Method, Plan
 from .objective.problem import Problem
@@ -46,8 +46,6 @@ class Cohort:
     ) -> None:
         """A cohort of the clients `asked`, or the part of one that is folded (`is_part`)."""
         self.asked = asked
-        self.num_clients = engine.num_clients
-        self.criteria = method.names
         self.client_ids: list[int] = []
         self.refusals: list[Refusal] = []
         self.notes: tuple[str, ...] = ()  # of the engine
@@ -64,7 +62,7 @@ class Cohort:
         self._expected = at_work.union(asked)
         # An asynchronous round may have asked none
         self._judges = asked or sorted(self._expected)
-        self.judged = 0  # models so far
+        self.sent_to_judges = 0  # models that clients got to judge
         self._server_model: Tensor | None = None  # the global model, trained on the server's set
         self._seen = set[int]()
         self._held = self._hold_models(is_part)
@@ -72,7 +70,19 @@ class Cohort:
         self._waiting: list[Updates] | None = [] if waits else None
         self._chunks: list[tuple[Tensor, Tensor, Tensor]] = []  # raw, training_loss, seconds
 
-    def admit(self, updates: Updates) -> None:
+    def gather(self, task: Task) -> None:
+        """Have the clients train, and guard, measure and fold their updates as they arrive."""
+        if isinstance(self.engine, FoldingEngine) and self._can_be_divided:
+            for part in self.engine.fold(self.asked, self.state):
+                self._add(part)
+            self._join()
+            self._order_as_asked()
+        else:
+            for updates in self.engine.train(self.asked, self.state.model, task):
+                self._admit(updates)
+            self._complete()
+
+    def _admit(self, updates: Updates) -> None:
         """Guard, measure and fold one chunk of updates as it arrives."""
         self.notes += updates.notes
         updates, refused = inspect_updates(
@@ -87,8 +97,8 @@ class Cohort:
         else:
             self._waiting.append(updates)
 
-    def complete(self) -> None:
-        """Call after the last chunk: criteria that need the whole cohort see it now, ordered by client.
+    def _complete(self) -> None:
+        """After the last chunk, criteria that need the whole cohort see it now, ordered by client.
 
         What was measured chunk by chunk is joined only now: joined each time, it would take quadratic time.
         """
@@ -97,14 +107,26 @@ class Cohort:
             self._waiting = []  # before the models are copied once more
             arrived = arrived.by_client()
             self._take(arrived)
+        self._join()
+
+    def _join(self) -> None:
         if self._chunks:
             columns = zip(*self._chunks, strict=True)
             self.raw, self.training_loss, self.seconds = (torch.cat(column) for column in columns)
 
+    def _order_as_asked(self) -> None:
+        rank = {client: position for position, client in enumerate(self.asked)}
+        rows = sorted(range(len(self.client_ids)), key=lambda row: rank[self.client_ids[row]])
+        self.client_ids = [self.client_ids[row] for row in rows]
+        self.raw = self.raw[rows]
+        self.training_loss = self.training_loss[rows]
+        self.seconds = self.seconds[rows]
+        self.refusals.sort(key=lambda refusal: rank[refusal.client_id])
+
     def judge(self, models: Tensor) -> Evaluation:
         """AdaFed's evaluation of models [c, d]: on the server's set, or by the cohort (P3 III.C)."""
-        self.judged += len(models)
         if self._clients_judge:
+            self.sent_to_judges += len(models) * len(self._judges)
             judged = self.engine.evaluate(self._judges, models)
             return replace(judged, right=None, sample_losses=None)  # these stay with the clients
         evaluation = self.engine.evaluate_server(models, "weigh")
@@ -117,11 +139,6 @@ class Cohort:
     @property
     def _clients_judge(self) -> bool:
         return self.plan.judged_by == "clients"
-
-    @property
-    def sent_to_judges(self) -> int:
-        """Number of models sent to clients to be judged."""
-        return self.judged * len(self._judges) if self._clients_judge else 0
 
     def train_server(self, model: Tensor, training: LocalTraining | None = None) -> Tensor:
         """A model trained on the server's set; the global one, trained as a client would, once a round."""
@@ -138,14 +155,14 @@ class Cohort:
         return trained
 
     @property
-    def can_be_divided(self) -> bool:
+    def _can_be_divided(self) -> bool:
         """Whether parts of the cohort can be measured and folded without the others."""
         renews_variates = self.method.training.control_variates  # by the model of every client
         is_folded = isinstance(self._held, SubsetSums)
         return is_folded and not renews_variates and not self._clients_judge
 
     def folded(self) -> Folded:
-        """The cohort as another process adds it to its own (`add`)."""
+        """The cohort as another process adds it to its own."""
         assert isinstance(self._held, SubsetSums)
         return Folded(
             client_ids=tuple(self.client_ids),
@@ -154,26 +171,18 @@ class Cohort:
             seconds=self.seconds,
             refusals=tuple(self.refusals),
             notes=self.notes,
-            judged=self.judged,
             totals=self._held.totals,
             sums=self._held.sums.cpu(),
         )
 
-    def add(self, part: Folded) -> None:
+    def _add(self, part: Folded) -> None:
         """Add clients that were guarded, measured and folded elsewhere."""
         assert isinstance(self._held, SubsetSums)
         self._held.merge(part.totals, part.sums)
         self._refuse(part.refusals)
         self.notes += part.notes
-        self.judged += part.judged
         self._seen.update(part.client_ids)
         self._append(part.client_ids, part.raw, part.training_loss, part.seconds)
-
-    @property
-    def sizes(self) -> Tensor | None:
-        """Training samples of the accepted clients [n], where the server knows them."""
-        known = self.engine.train_sizes
-        return None if known is None else known[list(self.client_ids)]
 
     @property
     def scales(self) -> Tensor:
@@ -186,12 +195,14 @@ class Cohort:
     def no_effect(self) -> tuple[str, ...]:
         """Criteria that are constant across the clients, except those that are so by design."""
         alike = {criterion.name for criterion in self.method.criteria if criterion.alike}
-        return tuple(name for name in without_effect(self.criteria, self.raw) if name not in alike)
+        return tuple(
+            name for name in without_effect(self.method.names, self.raw) if name not in alike
+        )
 
     @property
     def zero_for_all(self) -> tuple[str, ...]:
         """Criteria that are zero for all clients."""
-        return zero_for_all(self.criteria, self.raw) if self.client_ids else ()
+        return zero_for_all(self.method.names, self.raw) if self.client_ids else ()
 
     def without_effect_after_zero(self, priority: Sequence[str] | None) -> tuple[str, ...]:
         """A note: criteria after one that is zero have no effect in an order of priority (P1 Eq. 8)."""
@@ -217,6 +228,7 @@ class Cohort:
             judge=self.judge,
             train_server=self.train_server,
             gradients=None if self._clients_judge else self.engine.server_gradients,
+            network=None if self._clients_judge else self.engine.server_network(),
             compares_samples=self.engine.problem.loss.compares_samples,
             seed=derive_seed(self.plan.seed, "gathered", state.round_num + 1),
             training=self.method.scheduled(self.method.training, self.state.round_num + 1),
@@ -227,12 +239,12 @@ class Cohort:
         if self._moved is None:
             assert isinstance(self._held, Stack)
             self._moved = self._held.updates(self.state.model)
-            if not self._averages_models:
+            if not self.averages_models:
                 self._held = Stack()  # they are as large as the updates
         return self._moved
 
     @property
-    def _averages_models(self) -> bool:
+    def averages_models(self) -> bool:
         """Whether the aggregate is a mean of models, not of updates; see `candidates.apply_rule`."""
         method = self.method
         return not (method.before or method.rule or self.pairs)
@@ -241,13 +253,8 @@ class Cohort:
         """The weighted mean of all models [d]."""
         return self._held.aggregate(score, scales, weights)
 
-    def mean_of(self, rows: Sequence[int], weights: Tensor) -> Tensor:
-        """The weighted mean of the models of some rows [d]; all models are kept."""
-        assert isinstance(self._held, Stack)
-        return weighted_mean([self._held.models[row] for row in rows], weights)
-
     def updated_memory(self) -> dict[str, Tensor]:
-        """What the criteria remember of all clients after the round; see `criteria.Memory`."""
+        """What the criteria remember of all clients after the round; see `criteria.RunningMean`."""
         remembered = self.state.kept("criteria")
         if not self.method.memories:
             return {}
@@ -335,9 +342,7 @@ def fold(
 ) -> Folded:
     """Guard, measure and fold a part of a cohort, where its clients train; see `FoldingEngine`."""
     cohort = Cohort(asked, state, method, plan, engine, is_part=True)
-    for updates in engine.train(asked, state.model, method.task(state.round_num + 1, state.loss)):
-        cohort.admit(updates)
-    cohort.complete()
+    cohort.gather(method.task(state.round_num + 1, state.loss))
     return cohort.folded()
 
 
@@ -353,7 +358,7 @@ def folded_terms(
         problem: what they predict.
         clients: in the whole cohort.
     """
-    if method.keeps_models or plan.counterfactuals or plan.shapley or method.averaged_pairs(spec):
+    if method.keeps_models or method.averaged_pairs(spec):
         return ()
     score = method.averaging(method.score)
     terms = score.terms_of_all_orders(method.names) if method.adjust else score.terms(method.names)

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import MinLen
@@ -107,16 +107,28 @@ class Outcome:
     late: Collection[int] = ()  # of the accepted, those that were asked in an earlier round
 
 
-class Memory(Protocol):
-    """A value per client that a criterion keeps from round to round."""
+class RunningMean:
+    """value ← 0.8·value + 0.2·gain of clients that answered, 0 for a refused update; starts at 1.
+
+    Args:
+        gains: of the accepted clients [n], from the outcome of a round.
+    """
+
+    def __init__(self, gains: Callable[[Outcome], Tensor]) -> None:
+        self._gains = gains
 
     def first(self, num_clients: int) -> Tensor:
-        """Values [K] before the first round."""
-        ...
+        """1 for every client [K]."""
+        return torch.ones(num_clients)
 
     def after(self, remembered: Tensor, outcome: Outcome) -> Tensor:
-        """Values [K] after a round."""
-        ...
+        """The values [K] of all clients after a round."""
+        result = remembered.clone()
+        accepted = list(outcome.client_ids)
+        refused = [client for client in outcome.refused if 0 <= client < len(result)]
+        result[accepted + refused] *= 0.8
+        result[accepted] += 0.2 * self._gains(outcome).to(result)
+        return result
 
 
 # A number, or a function of the problem and the criterion's options
@@ -131,7 +143,7 @@ class CriterionDeclaration(Declaration):
 
     measured_by: Literal["client", "server"] = "server"
     upper: Upper = ANY
-    memory: Memory | None = None
+    memory: RunningMean | None = None
     alike: bool = False  # constant across clients by design
     fixed: bool = False  # a fact of the client's data, which stays the same from round to round
 
@@ -174,7 +186,7 @@ def criterion(
     measured_by: Literal["client", "server"],
     high: Upper = ANY,
     needs: Iterable[Need] = (),
-    memory: Memory | None = None,
+    memory: RunningMean | None = None,
     alike: bool = False,
     fixed: bool = False,
 ) -> Callable[[Measure], Measure]:
@@ -298,24 +310,6 @@ def class_balance(clients: ClientFacts) -> Tensor:
     return (entropy / math.log(counts.shape[-1])).clamp(max=1.0)
 
 
-@criterion(
-    "label_closeness",
-    measured_by="client",
-    high=1.0,
-    needs={"classes"},
-    fixed=True,
-)
-def label_closeness(clients: ClientFacts) -> Tensor:
-    """1 − d with d = ‖label shares − 1/C‖₂, the distance from all classes alike (FedDisco, Ye et al., 2023).
-
-    Returns:
-        Values [n] in [0, 1].
-    """
-    share = clients.label_counts / clients.label_counts.sum(-1, keepdim=True).clamp(min=1)
-    distance: Tensor = torch.linalg.vector_norm(share.double() - 1.0 / share.shape[-1], dim=-1)
-    return 1.0 - distance  # which is √(1 − 1/C) at most
-
-
 @criterion("sharpness", measured_by="client", high=1.0, fixed=True)
 def sharpness(clients: ClientFacts, *, blurry: str) -> Tensor:
     """Fraction of images not marked by the sample attribute `blurry` (P1 5.2, IS).
@@ -343,23 +337,9 @@ def training_loss(clients: ClientFacts) -> Tensor:
     return 1.0 / (1.0 + clients.training_loss.double())
 
 
-@criterion("exp_loss", measured_by="client", high=1.0)
-def exp_loss(clients: ClientFacts, *, beta: PositiveFloat = 1.0) -> Tensor:
-    """exp(−β·loss) of the last local epoch: divided by the cohort's sum, a softmax (DGA, Dimitriadis et al., 2021).
-
-    Args:
-        clients: n clients that have trained.
-        beta: β; the larger, the more the lowest losses dominate.
-
-    Returns:
-        Values [n] in (0, 1].
-    """
-    return (-beta * clients.training_loss.double()).exp()
-
-
 @criterion("start_loss", measured_by="client")
 def start_loss(clients: ClientFacts) -> Tensor:
-    """Loss of the received model on the client's training samples, before it trains (q-FedAvg, AFL).
+    """Loss of the received model on the client's training samples, before it trains (q-FedAvg, FOCUS).
 
     Returns:
         Values [n], zero or more.
@@ -390,30 +370,6 @@ def local_steps(clients: ClientFacts) -> Tensor:
         kept = 1 - training.learning_rate * training.proximal
         return (1 - kept**steps) / (1 - kept)
     return steps
-
-
-class RunningMean:
-    """value ← 0.8·value + 0.2·gain of clients that answered, 0 for a refused update; starts at 1.
-
-    Args:
-        gains: of the accepted clients [n], from the outcome of a round.
-    """
-
-    def __init__(self, gains: Callable[[Outcome], Tensor]) -> None:
-        self._gains = gains
-
-    def first(self, num_clients: int) -> Tensor:
-        """1 for every client [K]."""
-        return torch.ones(num_clients)
-
-    def after(self, remembered: Tensor, outcome: Outcome) -> Tensor:
-        """The values [K] of all clients after a round."""
-        result = remembered.clone()
-        accepted = list(outcome.client_ids)
-        refused = [client for client in outcome.refused if 0 <= client < len(result)]
-        result[accepted + refused] *= 0.8
-        result[accepted] += 0.2 * self._gains(outcome).to(result)
-        return result
 
 
 def _agreement(outcome: Outcome) -> Tensor:

@@ -17,6 +17,7 @@ from .types import (
     Evaluation,
     Folded,
     ModelSpec,
+    ServerNetwork,
     ServerPart,
     ServerState,
     Task,
@@ -36,11 +37,6 @@ class Engine(Protocol):
     attributes: Mapping[str, Tensor]
     idle_work: Callable[[], None] | None  # called now and then while clients train
     clock: Clock | None  # the clients' time; None: time is counted in rounds
-
-    @property
-    def train_sizes(self) -> Tensor | None:
-        """Training samples of every client [K], where the server knows them."""
-        ...
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """Train `model` [d] on every client of the cohort; yield updates in chunks as they arrive."""
@@ -65,6 +61,13 @@ class Engine(Protocol):
         """
         ...
 
+    def server_network(self) -> ServerNetwork | None:
+        """The network as a function, with the samples the server weighs by.
+
+        None without such samples, or where inputs cannot be changed a little: tokens, several inputs.
+        """
+        ...
+
     def prefetch(self, client_ids: Sequence[int]) -> None:
         """Prepare for these clients, which will be asked next. May do nothing."""
         ...
@@ -82,8 +85,8 @@ class Engine(Protocol):
 class FoldingEngine(Protocol):
     """An engine whose clients train elsewhere, where their models can be added up as well."""
 
-    def fold(self, client_ids: Sequence[int], state: ServerState) -> Folded:
-        """Train these clients from `state` by the engine's own method, and add up their models."""
+    def fold(self, client_ids: Sequence[int], state: ServerState) -> Sequence[Folded]:
+        """Train these clients from `state` by the engine's own method, and add up their models, part by part."""
         ...
 
 

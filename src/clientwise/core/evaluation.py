@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from dataclasses import fields, replace
 
-import torch
 from torch import Tensor
 
 from .cohort import Cohort
-from .engine import Engine
 from .feedback import Search
-from .method import Plan
 from .objective.metrics import accuracy
-from .other_weights import evaluated
 from .reasons import Kept
 from .types import (
     Candidate,
-    Contributions,
-    Counterfactual,
     Evaluation,
-    Posterior,
     PrivacyRecord,
     RoundRecord,
     ServerState,
+    Weighing,
 )
 from .weights.weighting import divide
 
@@ -31,7 +24,7 @@ LARGEST_LOSS = 1e30  # a float32 model that still learns has a smaller one
 
 
 class Evaluations:
-    """The evaluations of a round's model: by the server, by the clients, and those of its counterfactuals.
+    """The evaluations of a round's model, by the server and by the clients.
 
     The server's reporting part decides whether the model is used. Clients then evaluate last, and are asked
     for the next round's training at the same time. Without a reporting part, the clients decide.
@@ -39,32 +32,17 @@ class Evaluations:
     Args:
         model: the new model [d].
         cohort: the clients of the round.
-        counterfactuals: evaluated with it; those without a model have nothing to evaluate.
         local: the evaluation of the model by all clients, where there was one before.
     """
 
-    def __init__(
-        self,
-        model: Tensor,
-        cohort: Cohort,
-        counterfactuals: tuple[Counterfactual, ...],
-        local: Evaluation | None,
-    ) -> None:
+    def __init__(self, model: Tensor, cohort: Cohort, local: Evaluation | None) -> None:
         self.local = local
-        self.counterfactuals = counterfactuals
         self.attack_success: float | None = None  # of a simulated backdoor
-        self._model = model
         self._cohort = cohort
-        self._round_num = cohort.state.round_num + 1
-        self._local_others: Evaluation | None = None
-        self._on_server = partial(cohort.engine.evaluate_server, part="report")
-        self.report, self._report_others = self._evaluate(self._on_server)
+        self.report = self._on_server(model)
         self._has_report = self.report is not None
-        self._on_clients = partial(
-            evaluate_clients, self._has_report, self._round_num, cohort.plan, cohort.engine
-        )
-        if not self._has_report:
-            self._evaluate_by_clients()
+        if not self._has_report and local is None:
+            self.local = self._on_clients(model)
 
     def finish(self, used: Tensor, is_new: bool) -> None:
         """Evaluate what is still to evaluate.
@@ -73,46 +51,25 @@ class Evaluations:
             used: the model [d] after the round: the new one, or that of the round before.
             is_new: whether `used` is the new one.
         """
-        # Nothing that the clients say now changes the next round
-        if self._has_report:
-            self._evaluate_by_clients()
         if not is_new:
-            self.report = self._on_server(used[None])
-            self.local = self._on_clients(used[None])
-        self.counterfactuals = evaluated(
-            self.counterfactuals, self._report_others, self._local_others
-        )
+            self.report = self._on_server(used)
+            self.local = None
+        # Nothing that the clients say now changes the next round
+        if self.local is None:
+            self.local = self._on_clients(used)
         triggered = self._cohort.engine.evaluate_server(used[None], "triggered")
         if triggered:
             self.attack_success = float(accuracy(triggered.counts)[0])
 
-    def _evaluate(
-        self, evaluate: Callable[[Tensor], Evaluation | None], known: Evaluation | None = None
-    ) -> tuple[Evaluation | None, Evaluation | None]:
-        """The evaluation of the model, or the known one, and that of the counterfactuals, in one pass."""
-        models = [one.model for one in self.counterfactuals if one.model is not None]
-        if not models:
-            return known or evaluate(self._model[None]), None
-        # The first counterfactual is the chosen one: without fine-tuning, it is the model itself.
-        is_first = models[0] is self._model
-        found = evaluate(torch.stack(models if is_first else [self._model, *models]))
-        rest = slice(0 if is_first else 1, None)
-        return found and found.pick(0), found and found.part(rest)
+    def _on_server(self, model: Tensor) -> Evaluation | None:
+        return self._cohort.engine.evaluate_server(model[None], "report")
 
-    def _evaluate_by_clients(self) -> None:
-        self.local, self._local_others = self._evaluate(self._on_clients, self.local)
-
-
-def evaluate_clients(
-    has_report: bool, round_num: int, plan: Plan, engine: Engine, models: Tensor
-) -> Evaluation | None:
-    """Evaluate models [c, d] on the clients' own test sets; None where the round does not.
-
-    They evaluate them if either this round is due or the server has no reporting part (`Plan.evaluates_clients`).
-    """
-    if not plan.evaluates_clients(round_num, has_report=has_report):
-        return None
-    return engine.evaluate(range(engine.num_clients), models)
+    def _on_clients(self, model: Tensor) -> Evaluation | None:
+        """On the clients' own test sets; None where the round does not (`Plan.evaluates_clients`)."""
+        cohort = self._cohort
+        if not cohort.plan.evaluates_clients(cohort.state.round_num + 1, self._has_report):
+            return None
+        return cohort.engine.evaluate(range(cohort.engine.num_clients), model[None])
 
 
 def why_kept(chosen: Candidate, cohort: Cohort, evaluations: Evaluations) -> Kept | None:
@@ -125,8 +82,7 @@ def why_kept(chosen: Candidate, cohort: Cohort, evaluations: Evaluations) -> Kep
         return Kept("aggregate")
     by_clients = None if chosen.released else evaluations.local
     evaluation = evaluations.report or by_clients
-    unanswered = _why_no_answers(evaluation) if evaluation else None
-    return unanswered or _why_braked(chosen.model, cohort)
+    return _why_no_answers(evaluation) if evaluation else None
 
 
 def _why_no_weights(chosen: Candidate, cohort: Cohort) -> Kept | None:
@@ -152,22 +108,6 @@ def _why_no_answers(evaluation: Evaluation) -> Kept | None:
     return None if float(usable.double().mean()) > 0.5 else Kept("predictions")
 
 
-def _why_braked(model: Tensor, cohort: Cohort) -> Kept | None:
-    """Whether the new model [d] is significantly worse on the server's set, if the method brakes."""
-    brake = cohort.method.brake
-    if brake is None:
-        return None
-    judged = cohort.engine.evaluate_server(torch.stack([cohort.state.model, model]), "weigh")
-    if judged is None:
-        return None
-    assert judged.sample_losses is not None, "the server knows its own samples"
-    good = -judged.sample_losses if judged.right is None else judged.right
-    worse = good[0].double() - good[1].double()  # [N]
-    mean = float(worse.mean())
-    error = float(worse.std(correction=0)) / len(worse) ** 0.5
-    return Kept("brake", f"{mean:.3g} ± {error:.2g}") if mean > brake * error else None
-
-
 def record_round(
     state: ServerState,
     cohort: Cohort,
@@ -177,7 +117,6 @@ def record_round(
     *,
     kept: Kept | None,
     notes: tuple[str, ...],
-    contributions: Contributions | None,
 ) -> RoundRecord:
     """The record of the round that led to `state`.
 
@@ -189,58 +128,40 @@ def record_round(
         evaluations: of the new model.
         kept: why the model is that of the round before, if it is.
         notes: for people, beside those of the cohort and of the candidate.
-        contributions: Shapley values, where they are computed.
     """
-    found = chosen.posterior or Posterior(chosen.prior)
+    weighing = {one.name: getattr(chosen, one.name) for one in fields(Weighing)}
+    weighing["notes"] = cohort.notes + chosen.notes + ((kept.sentence,) if kept else ()) + notes
+    if chosen.posterior:  # the state has its memory
+        weighing["posterior"] = replace(chosen.posterior, memory={})
     noise = chosen.released or cohort.method.local_noise
-    models_moved, num_evaluations = _traffic(cohort, search)
     clock = cohort.engine.clock
-    stayed = (kept.sentence,) if kept else ()
     return RoundRecord(
+        **weighing,
         round_num=state.round_num,
         client_ids=tuple(cohort.client_ids),
-        criteria=cohort.criteria,
+        criteria=cohort.method.names,
         raw=cohort.raw,
         normalised=divide(cohort.raw, cohort.scales),
-        scores=chosen.scores,
-        prior=chosen.prior,
-        z=found.z,
-        posterior=found.weights if chosen.posterior else None,
-        look_back=found.look_back,
-        weights=chosen.weights,
-        influence=chosen.influence,
         training_loss=cohort.training_loss,
         seconds=cohort.seconds,
         refusals=tuple(cohort.refusals),
         # Without weights, see the notes
         no_effect=cohort.no_effect if chosen.weights.any() else (),
-        priority=chosen.priority,
         candidates=search.tried if search else (),
         testing_rounds=search.testing_rounds if search else 0,
-        models_moved=models_moved,
-        evaluations=num_evaluations,
+        models_moved=_models_moved(cohort, search),
         loss=state.loss,
-        notes=cohort.notes + chosen.notes + stayed + notes,
         report=evaluations.report,
         local=evaluations.local,
         ended=clock.now if clock else None,
         attack_success=evaluations.attack_success,
         released=PrivacyRecord(noise.clip, noise.deviation) if noise else None,
-        counterfactuals=evaluations.counterfactuals,
-        contributions=contributions,
-        residual=chosen.residual,
-        steps=chosen.steps,
         kept=kept,
-        harm=found.harm,
-        harm_error=found.harm_error,
-        held_out_change=found.held_out_change,
     )
 
 
-def _traffic(cohort: Cohort, search: Search | None) -> tuple[int, int]:
-    """How many models were sent to clients and received, and how many evaluations were made."""
-    tested = len(search.tried) * cohort.num_clients if search else 0
-    sent = sum(refusal.was_sent for refusal in cohort.refusals)
-    trained = len(cohort.asked) + len(cohort.client_ids) + sent
-    judgements = cohort.sent_to_judges
-    return trained + tested + judgements, tested + (judgements or cohort.judged)
+def _models_moved(cohort: Cohort, search: Search | None) -> int:
+    """How many models were sent to clients and received."""
+    tested = len(search.tried) * cohort.engine.num_clients if search else 0
+    received = len(cohort.client_ids) + sum(refusal.was_sent for refusal in cohort.refusals)
+    return len(cohort.asked) + received + tested + cohort.sent_to_judges

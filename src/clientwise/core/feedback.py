@@ -209,7 +209,7 @@ def robust_shape(loss: Loss, evaluation: Evaluation, *, scale: PositiveFloat = 1
     ratio = float(mae(counts)) / root_mean_square if root_mean_square > 0 else 1.0
     shapes, ratios = _moment_ratios()
     nearest = min(range(len(shapes)), key=lambda index: abs(ratios[index] - ratio))
-    return Adapted(RobustLoss(shapes[nearest], scale))
+    return Adapted(RobustLoss(shape=shapes[nearest], scale=scale))
 
 
 @functools.cache

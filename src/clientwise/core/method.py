@@ -16,16 +16,16 @@ from .aggregation.rules import Rule
 from .aggregation.server_step import ServerStep, replace_model
 from .aggregation.sums import Pair, pairs_of
 from .clock import Clock, Pace
-from .criteria import Criterion, Memory, make_criterion
+from .criteria import Criterion, RunningMean, make_criterion
 from .evidence import Evidence
 from .feedback import Adjustment, LossAdapter
-from .objective.loss import BALANCED, LOSSES, Loss
+from .objective.loss import BALANCED, Loss, make_loss
 from .objective.problem import Problem
 from .privacy import Accountant, LocalNoise, Privacy
 from .sampling import ByScore, poisson_sample, sample_clients, secret_sample
 from .types import LocalTraining, ModelSpec, ServerState, Task
 from .weights.scores import Equal, Prioritized, Score
-from .weights.weighting import Bounds, Normaliser, ScoreError, divide, scores_of, sum_scale
+from .weights.weighting import Bounds, Normaliser, divide, scores_of, sum_scale
 
 Sample = Callable[..., tuple[int, ...]]  # see `sample_clients`
 Control = Literal["pooled", "server_only", "alone"]
@@ -55,8 +55,6 @@ class Method:
     # The server trains the result on the samples it weighs by
     fine_tune: LocalTraining | None = None
     line_search: bool = True  # of fine_tune: keep the best model on the way, by the same samples
-    # Keep the old model if the new one is worse by so many standard errors
-    brake: float | None = None
     control: Control | None = None  # not federated, for comparison
     pace: Pace = field(default_factory=Pace)  # when a round ends, if clients take time
     privacy: Privacy | None = None  # differential privacy of the clients
@@ -90,7 +88,7 @@ class Method:
         return self.privacy.local_noise
 
     @property
-    def memories(self) -> dict[str, Memory]:
+    def memories(self) -> dict[str, RunningMean]:
         """What criteria remember from round to round, by criterion; one listed twice remembers once."""
         return {one.part.name: one.memory for one in self.criteria if one.memory}
 
@@ -114,9 +112,7 @@ class Method:
 
     def averaging(self, score: Score) -> Score:
         """What the prior weights are proportional to: the score, unless it draws the clients instead."""
-        if self.sampling is not None and self.sampling.averages_equally:
-            return Equal()
-        return score
+        return Equal() if self.sampling else score
 
     def draws(self, state: ServerState) -> Sample | None:
         """How the clients of the next round are drawn, in the place of `sample_clients`; None: as that does."""
@@ -139,12 +135,8 @@ class Method:
 
     def scores_of(self, score: Score, normalised: Tensor, clients: Sequence[int]) -> Tensor:
         """The scores of these clients; ScoreError, which names the client, where one is no weight."""
-        try:
-            return scores_of(score, self.names, normalised, clients)
-        except ScoreError as error:
-            if error.client < len(self.client_names):
-                raise error.of(self.client_names[error.client]) from None
-            raise
+        called = self.client_names or range(max(clients, default=0) + 1)
+        return scores_of(score, self.names, normalised, [called[client] for client in clients])
 
     def averaged_pairs(self, spec: ModelSpec) -> tuple[Pair, ...]:
         """The adapted layers of a model whose products are averaged, for which models are kept, too."""
@@ -175,7 +167,7 @@ class Method:
         """
         if self.loss is None:
             return problem.loss
-        return LOSSES.get(self.loss.name)(label_counts, **self.loss.options)
+        return make_loss(self.loss.name, self.loss.options, label_counts)
 
     @property
     def counts_labels(self) -> bool:
@@ -206,8 +198,6 @@ class Plan:
     # Poisson sampling: each client is asked with this probability; None: a cohort of fixed size
     probability: float | None = None
     secret: bytes | None = None  # the cohorts and the noise follow from it, not from the seed
-    counterfactuals: bool = False  # evaluate the aggregates of other weights, too
-    shapley: bool = False  # compute every client's contribution in every round
 
     @property
     def key(self) -> bytes:

@@ -82,39 +82,37 @@ class Privacy:
         float,
         Gt(0),
         Lt(1),
-        doc("δ at which ε is given. Must be smaller than 1 / number of clients."),
+        doc("δ at which ε is given: less than 1 / number of clients."),
     ]
     noise_multiplier: Annotated[
         Annotated[float, Gt(0), Le(1e6)] | None,
         doc(
             "Standard deviation of the noise, divided by the sensitivity. Without it, `check` prints "
-            "the smallest value that spends `epsilon` in all rounds."
+            "the one that spends `epsilon`."
         ),
     ] = None
     epsilon: Annotated[
         PositiveFloat | None,
-        doc("The budget: a run stops before the round that would exceed this ε. Default: none."),
+        doc("The budget: a run stops before it would exceed this ε."),
     ] = None
     denominator: Annotated[
         PositiveFloat | None,
         doc(
-            "Public constant that divides the scores: the sum that you expect in a round. "
-            "Default: weights sum to 1."
+            "Public constant that divides the scores: the expected sum. Default: weights sum to 1."
         ),
     ] = None
     local: Annotated[
         bool,
-        doc("Clients clip and add noise; the server sees no exact update."),
+        doc("Clients add the noise; the server sees no exact update."),
     ] = False
     public: Annotated[
         Sequence[str],
-        doc("With `local`: labels of client-measured criteria that are sent without noise."),
+        doc("With `local`: client-measured criteria that are sent without noise."),
     ] = ()
     secret: Annotated[
         bool,
         doc(
-            "Draw noise and cohorts from an unrecorded key instead of the seed. Needed in a "
-            "deployment on Flower. A resumed run draws anew."
+            "Draw noise and cohorts from an unrecorded key, as a deployment needs, not from the seed."
         ),
     ] = False
 

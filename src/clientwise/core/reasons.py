@@ -23,7 +23,6 @@ Cause = Literal[
     "aggregate",
     "predictions",
     "no evaluation",
-    "brake",  # the detail says how much worse the new model is
 ]
 SENTENCES: dict[Cause, str] = {
     "no update": "no update was accepted: the model stays as it was",
@@ -34,7 +33,6 @@ SENTENCES: dict[Cause, str] = {
     "aggregate": "the aggregate has NaN or Inf: the model stays as it was",
     "predictions": "the aggregate predicts NaN or Inf: the model stays as it was",
     "no evaluation": "no client evaluated the aggregate: the model stays as it was",
-    "brake": "braked: the new model is worse on the server's set by {}: the old one stays",
 }
 
 

@@ -5,8 +5,8 @@ criteria -> normalise -> score -> prior -> evidence -> bounds -> before -> rule 
    P2: order adjusted here +-- evaluate candidates <---------------------------------------------------------+
                                                                            P3: loss of the next round <------+
 
-`gather` measures the criteria as updates arrive. `aggregate_cohort` is the formula from `normalise` to the server
-step. With P2, `adjust_priority` calls it once for every order that is tried.
+`Cohort.gather` measures the criteria as updates arrive. `aggregate_cohort` is the formula from `normalise` to the
+server step. With P2, `adjust_priority` calls it once for every order that is tried.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from .candidates import (
     noised,
     stepped,
     with_old_model,
-    within_bounds,
 )
 from .cohort import Cohort
-from .engine import CountsLabels, Engine, FoldingEngine
+from .engine import CountsLabels, Engine
 from .evaluation import Evaluations, record_round, why_kept
+from .evidence.backdoor import loss_with, unlearned
 from .feedback import Adapted, Order, Search, all_orders
 from .method import Method, Plan
-from .other_weights import contributions, counterfactuals
 from .types import (
     Candidate,
     Evaluation,
@@ -54,19 +53,18 @@ def run_round(
     asked = plan.cohort(engine.num_clients, round_num, engine.clock, method.draws(state))
     task = method.task(round_num, state.loss)
 
-    cohort = gather(asked, state, method, plan, engine, task)
+    cohort = Cohort(asked, state, method, plan, engine)
+    cohort.gather(task)
     search = adjust_priority(cohort)
     chosen = search.chosen if search else aggregate_cohort(cohort, state.priority)
 
-    others = counterfactuals(cohort, chosen) if plan.counterfactuals else ()
-    gave = contributions(cohort, chosen) if plan.shapley else None
     local = search.evaluation if search else None  # of the chosen model, on all clients
     goes_on = method.fine_tune is not None or len(chosen.stepped) > 1
     if goes_on and bool(chosen.stepped.isfinite().all(1).any()):
         chosen = tune_and_choose(chosen, task, cohort)
         local = None
 
-    shown = Evaluations(chosen.model, cohort, others, local)
+    shown = Evaluations(chosen.model, cohort, local)
     kept = why_kept(chosen, cohort, shown)
     if kept:
         chosen = with_old_model(chosen, cohort)
@@ -86,16 +84,7 @@ def run_round(
         priority=chosen.priority,
         quality=quality,
     )
-    record = record_round(
-        next_state,
-        cohort,
-        chosen,
-        search,
-        shown,
-        kept=kept,
-        notes=adapted.notes,
-        contributions=gave,
-    )
+    record = record_round(next_state, cohort, chosen, search, shown, kept=kept, notes=adapted.notes)
     return next_state, record
 
 
@@ -124,10 +113,12 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
         return candidate(weights, None, notes=earlier)
 
     # bounds
-    try:
-        weights, notes = within_bounds(cohort, weights)
-    except InfeasibleError as error:
-        return candidate(torch.zeros_like(weights), None, notes=earlier, unmet=str(error))
+    notes: tuple[str, ...] = ()
+    if method.bounds:
+        try:
+            weights, notes = method.bounds.apply(weights)
+        except InfeasibleError as error:
+            return candidate(torch.zeros_like(weights), None, notes=earlier, unmet=str(error))
 
     # before -> rule; then the server step, in `stepped`
     ruled = apply_rule(cohort, weights)
@@ -183,26 +174,6 @@ def memory_after(cohort: Cohort, chosen: Candidate) -> dict[str, Memory]:
     return memory
 
 
-def gather(
-    asked: Sequence[int],
-    state: ServerState,
-    method: Method,
-    plan: Plan,
-    engine: Engine,
-    task: Task,
-) -> Cohort:
-    """The trained clients, guarded and measured."""
-    cohort = Cohort(asked, state, method, plan, engine)
-    if isinstance(engine, FoldingEngine) and cohort.can_be_divided:
-        cohort.add(engine.fold(asked, state))
-        cohort.complete()
-        return cohort
-    for updates in engine.train(asked, state.model, task):
-        cohort.admit(updates)
-    cohort.complete()
-    return cohort
-
-
 def adjust_priority(cohort: Cohort) -> Search | None:
     """P2: search an order of priority whose model is no worse than the last round's on the clients' test data."""
     method = cohort.method
@@ -230,7 +201,8 @@ def tune_and_choose(chosen: Candidate, task: Task, cohort: Cohort) -> Candidate:
     losses = None
     if method.fine_tune:
         training = method.scheduled(method.fine_tune, task.round_num)
-        models, losses = tune(models, replace(task, training=training), cohort)
+        patterns = chosen.posterior.scanned.patterns if chosen.posterior else None
+        models, losses = tune(models, replace(task, training=training), cohort, patterns)
     if len(models) == 1:
         return replace(chosen, model=models[0])
     assert isinstance(method.server_step, BestOf)
@@ -244,18 +216,33 @@ def tune_and_choose(chosen: Candidate, task: Task, cohort: Cohort) -> Candidate:
     return replace(chosen, model=models[used], step_state=step_state, steps=steps)
 
 
-def tune(models: Tensor, task: Task, cohort: Cohort) -> tuple[Tensor, Tensor | None]:
+def tune(
+    models: Tensor, task: Task, cohort: Cohort, patterns: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Train models [c, d] further on the server's samples; see `Method.line_search`.
+
+    Args:
+        models: to be trained.
+        task: how.
+        cohort: of the round.
+        patterns: of suspected backdoors [p, ...], which the models unlearn.
 
     Returns:
         The models [c, d], and their losses on these samples [c] if they were computed.
     """
     tuned = cohort.engine.train_server(models, task)
+    network = None if patterns is None else cohort.engine.server_network()
+    if network is not None and patterns is not None:
+        tuned = unlearned(network, tuned, patterns, task.training, task.round_num)
     if not cohort.method.line_search:
         return tuned, None
     fractions = torch.linspace(0, 1, LINE_SEARCH_POINTS, device=models.device)
     between = models[:, None] + fractions[:, None] * (tuned - models)[:, None]  # [c, points, d]
-    losses = cohort.judge(between.flatten(0, 1)).losses[:, 0].reshape(len(models), -1)
+    tried = between.flatten(0, 1)
+    losses = cohort.judge(tried).losses[:, 0]
+    if network is not None and patterns is not None:
+        losses = losses + loss_with(network, tried, patterns).to(losses)
+    losses = losses.reshape(len(models), -1)
     lowest, points = losses.nan_to_num(nan=torch.inf, posinf=torch.inf).min(1)
     # By numbers: a tensor of indices would have to be copied to a GPU first
     best = [between[row, point] for row, point in enumerate(points.tolist())]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,9 +45,7 @@ def sample_clients(
     unrestricted cohort is also in the restricted one, if it is among them.
     """
     order = torch.randperm(num_clients, generator=generator(seed, "cohort", round_num))
-    if among is not None:
-        order = order[torch.tensor([client in among for client in order.tolist()])]
-    return tuple(order[:size].sort().values.tolist())
+    return _first(order.tolist(), size, among)
 
 
 def poisson_sample(
@@ -63,7 +62,7 @@ def poisson_sample(
     """
     drawn = uniform(key, f"cohort/{round_num}", num_clients) < probability
     chosen = drawn.nonzero().flatten().tolist()
-    return tuple(client for client in chosen if among is None or client in among)
+    return _first(chosen, num_clients, among)
 
 
 def secret_sample(
@@ -71,8 +70,13 @@ def secret_sample(
 ) -> tuple[int, ...]:
     """As `sample_clients`, for those who know the key alone."""
     order = uniform(key, f"cohort/{round_num}", num_clients).argsort().tolist()
-    left = [client for client in order if among is None or client in among]
-    return tuple(sorted(left[:size]))
+    return _first(order, size, among)
+
+
+def _first(order: Sequence[int], size: int, among: frozenset[int] | None) -> tuple[int, ...]:
+    """The first clients in an order, in ascending order of their numbers."""
+    allowed = [client for client in order if among is None or client in among]
+    return tuple(sorted(allowed[:size]))
 
 
 @SAMPLINGS.register("by_score")
@@ -84,13 +88,11 @@ class ByScore:
     the cohort's size, or 1 where that is more; the others then share what is left. A client without
     criteria has the mean score. Before the first criteria, all clients are alike.
 
-    With equal weights, a client's expected weight is its share, as in scheme I of Li et al. (2020).
-    Weights by the score count every criterion twice. What favours clients biases the model towards
-    their data, whichever way it is averaged (Cho et al., 2022).
+    The drawn clients have equal weights before the evidence, so a client's expected weight is its share
+    (scheme I of Li et al., 2020). What favours clients biases the model towards their data (Cho et al., 2022).
 
     Args:
         floor: part of the share that all K clients have alike, so that each is drawn at times.
-        average: weights of the drawn clients: "uniform", or by their "score" as well.
 
     >>> scores = torch.tensor([3.0, 1.0, torch.nan, 0.0])  # the third has not been seen
     >>> [round(one, 3) for one in ByScore(floor=0.2).probabilities(scores, 2).tolist()]
@@ -98,12 +100,6 @@ class ByScore:
     """
 
     floor: OpenShare = 0.1
-    average: Literal["uniform", "score"] = "uniform"
-
-    @property
-    def averages_equally(self) -> bool:
-        """Whether the drawn clients have equal weights before the evidence."""
-        return self.average != "score"
 
     def probabilities(self, scores: Tensor, size: int) -> Tensor:
         """The probability [K] that each client is among `size` drawn ones, for its score or NaN [K]."""

@@ -81,7 +81,6 @@ def sgd(
     *,
     momentum: Decay = 0.0,
     weight_decay: NonNegativeFloat = 0.0,
-    nesterov: bool = False,
 ) -> torch.optim.Optimizer:
     """Stochastic gradient descent.
 
@@ -90,17 +89,9 @@ def sgd(
         rate: the learning rate.
         momentum: decay of the sum of gradients. Typical values are 0.9 to 0.99.
         weight_decay: L2 penalty on the weights. Typical values are 0.0001 to 0.001.
-        nesterov: Nesterov's momentum.
     """
     make: MakeOptimizer = TensorRateSGD if isinstance(rate, Tensor) else torch.optim.SGD
-    made: torch.optim.Optimizer = make(
-        parameters,
-        rate,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        nesterov=nesterov,
-    )
-    return made
+    return make(parameters, rate, momentum=momentum, weight_decay=weight_decay)
 
 
 @OPTIMIZERS.register("adam", ADAPTIVE)
@@ -177,21 +168,13 @@ class TensorRateSGD(torch.optim.Optimizer):
         *,
         momentum: float,
         weight_decay: float,
-        nesterov: bool,
     ) -> None:
-        if nesterov and not momentum:
-            raise ValueError("Nesterov momentum requires a momentum")
-        options = {
-            "lr": rate,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-        }
+        options = {"lr": rate, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(parameters, options)
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """θ −= η·v with v = m·v + ∇ + λ·θ; with Nesterov's momentum, θ −= η·(∇ + λ·θ + m·v)."""
+        """θ −= η·v with v = m·v + ∇ + λ·θ."""
         for group in self.param_groups:
             momentum = group["momentum"]
             for parameter in group["params"]:
@@ -202,8 +185,7 @@ class TensorRateSGD(torch.optim.Optimizer):
                     state = self.state[parameter]
                     if not state:
                         state["momentum_buffer"] = torch.zeros_like(parameter)
-                    velocity = state["momentum_buffer"].mul_(momentum).add_(change)
-                    change = change.add(velocity, alpha=momentum) if group["nesterov"] else velocity
+                    change = state["momentum_buffer"].mul_(momentum).add_(change)
                 parameter.addcmul_(change, group["lr"], value=-1)
 
 
@@ -305,16 +287,13 @@ def shift(inputs: Tensor, *, pixels: PositiveInt = 4) -> Tensor:
         pixels: the largest shift.
     """
     _refuse_no_images("shift", inputs)
-    batch, device = len(inputs), inputs.device
     height, width = inputs.shape[-2:]
     padded = torch.nn.functional.pad(inputs, (pixels,) * 4)
-    down, right = torch.randint(2 * pixels + 1, (2, batch, 1), device=device)
-    rows = (down + torch.arange(height, device=device)).view(batch, height, 1)
-    columns = (right + torch.arange(width, device=device)).view(batch, 1, width)
-    images = padded.reshape(batch, -1, *padded.shape[-2:])
-    samples = torch.arange(batch, device=device).view(batch, 1, 1)
-    cut = images.movedim(1, -1)[samples, rows, columns]  # [B, height, width, channels]
-    return cut.movedim(-1, 1).reshape(inputs.shape)
+    windows = padded.unfold(-2, height, 1).unfold(
+        -2, width, 1
+    )  # [B, ..., down, right, height, width]
+    down, right = torch.randint(2 * pixels + 1, (2, len(inputs)), device=inputs.device)
+    return windows[torch.arange(len(inputs), device=inputs.device), ..., down, right, :, :]
 
 
 @TRANSFORMS.register("noise")

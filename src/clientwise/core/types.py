@@ -6,7 +6,6 @@ c candidate models, N samples, C classes.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -59,33 +58,25 @@ class LocalTraining:
     learning_rate: PositiveFloat = 0.1
     proximal: Annotated[
         NonNegativeFloat,
-        doc(
-            "μ of FedProx: (μ/2)·‖Θ_a − Θ‖² is added to the loss; 0: off. Typical values are 0.001 to 1."
-        ),
+        doc("μ of FedProx: (μ/2)·‖Θ_a − Θ‖² is added to the loss. Typical values are 0.001 to 1."),
     ] = 0.0
     control_variates: Annotated[
         bool,
-        doc(
-            "SCAFFOLD: c − c_a, the mean gradient less the client's own, is added to every gradient."
-        ),
+        doc("SCAFFOLD: the mean gradient less the client's own is added to every gradient."),
     ] = False
     sample_clip: Annotated[
         PositiveFloat | None,
-        doc(
-            "DP-SGD (Abadi et al., 2016): the norm to which the gradient of every sample is clipped. "
-            "Needs `sample_noise`. Default: off."
-        ),
+        doc("DP-SGD (Abadi et al., 2016): the norm to which every sample's gradient is clipped."),
     ] = None
     sample_noise: Annotated[
         Annotated[float, Gt(0), Le(1e6)] | None,
         doc(
-            "Standard deviation of the noise of every step, divided by 2·`sample_clip`. `clientwise check` "
-            "prints the resulting ε."
+            "Standard deviation of the noise of a step, divided by 2·`sample_clip`. `check` prints ε."
         ),
     ] = None
     clip_gradients: Annotated[
         PositiveFloat | None,
-        doc("Largest norm of the gradient of a step. Default: off. Typical values are 0.1 to 10."),
+        doc("Largest norm of a step's gradient. Typical values are 0.1 to 10."),
     ] = None
     transform: Part | None = None
     # Of the schedule in this round; None: the rate is the same in all rounds
@@ -186,7 +177,7 @@ class Updates:
             {name: values[rows] for name, values in self.measurements.items()},
             self.training_loss[rows],
             self.seconds[rows],
-            ages=None if self.ages is None else self.ages[rows],
+            ages=self.known_ages[rows],
         )
 
     @staticmethod
@@ -228,29 +219,8 @@ class Folded:
     seconds: Tensor  # [n]
     refusals: tuple[Refusal, ...]
     notes: tuple[str, ...]
-    judged: int  # models judged to measure criteria
     totals: Tensor  # [t] see `aggregation.sums.SubsetSums`
     sums: Tensor  # [t, d]
-
-    @staticmethod
-    def joined(parts: Sequence[Folded], order: Sequence[int]) -> Folded:
-        """Several parts as one, with its clients in this order. Sums are added in the order of the parts."""
-        rank = {client: position for position, client in enumerate(order)}
-        clients = [client for part in parts for client in part.client_ids]
-        rows = sorted(range(len(clients)), key=lambda row: rank[clients[row]])
-        refusals = [refusal for part in parts for refusal in part.refusals]
-        return Folded(
-            client_ids=tuple(clients[row] for row in rows),
-            raw=torch.cat([part.raw for part in parts])[rows],
-            training_loss=torch.cat([part.training_loss for part in parts])[rows],
-            seconds=torch.cat([part.seconds for part in parts])[rows],
-            refusals=tuple(sorted(refusals, key=lambda refusal: rank[refusal.client_id])),
-            notes=tuple(note for part in parts for note in part.notes),
-            judged=sum(part.judged for part in parts),
-            # One part after the other: the order of a sum of floats must not change
-            totals=functools.reduce(Tensor.add, [part.totals for part in parts]),
-            sums=functools.reduce(Tensor.add, [part.sums for part in parts]),
-        )
 
 
 @dataclass(frozen=True)
@@ -298,6 +268,16 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class ServerNetwork:
+    """The network as a function of model and inputs, and the held-out samples of the server."""
+
+    outputs: Callable[[Tensor, Tensor], Tensor]  # model [d] and inputs [b, ...] to outputs [b, C]
+    inputs: Tensor  # [N, ...]
+    targets: Tensor  # [N]
+    num_classes: int
+
+
+@dataclass(frozen=True)
 class Gathered:
     """What the server holds at the end of a round, for parts that need the whole cohort."""
 
@@ -315,16 +295,7 @@ class Gathered:
     # See `Engine.server_gradients`; None where clients judge, or the server has no samples
     gradients: Callable[[Tensor, Sequence[Sequence[int]]], Tensor] | None = None
     compares_samples: bool = False  # whether the loss of a sample depends on the others (Cox's)
-
-    def select(self, rows: Sequence[int]) -> Gathered:
-        """The same of some clients."""
-        kept = list(rows)
-        return replace(
-            self,
-            client_ids=tuple(self.client_ids[row] for row in kept),
-            updates=self.updates[kept],
-            criteria={name: values[kept] for name, values in self.criteria.items()},
-        )
+    network: ServerNetwork | None = None  # see `Engine.server_network`
 
     def server_update(self) -> Tensor:
         """The update [d] of training the global model on the server's set, as a client would."""
@@ -361,6 +332,16 @@ class LookBack:
 
 
 @dataclass(frozen=True)
+class Scanned:
+    """What a scan for backdoors tells; see `evidence/backdoor.py`."""
+
+    z: Tensor | None = None  # [n] reaction of each client's model to suspect patterns
+    patterns: Tensor | None = None  # [p, ...] to be unlearned
+    notes: tuple[str, ...] = ()
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # for the next round
+
+
+@dataclass(frozen=True)
 class Posterior:
     """The weights after the evidence."""
 
@@ -375,6 +356,7 @@ class Posterior:
     notes: tuple[str, ...] = ()
     scale: float = 1.0  # factor on the parameters of the new model
     look_back: LookBack = LookBack()
+    scanned: Scanned = Scanned()
 
 
 @dataclass(frozen=True)
@@ -387,30 +369,36 @@ class TriedStep:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One way to aggregate this round's updates: an order of priority and its result."""
+class Weighing:
+    """How the clients of a round were weighed, step by step."""
 
     priority: tuple[str, ...] | None
     scores: Tensor  # [n]
     prior: Tensor  # [n] weights by the score alone
     weights: Tensor  # [n] after the bounds, as given to the rule
-    model: Tensor  # [d] the first of `stepped`, later the one that is used
-    step_state: Mapping[str, Tensor]
-    stepped: Tensor  # [s, d] a model for every server step that is tried; most methods try one
     posterior: Posterior | None = None  # after the evidence; None for methods without
     influence: Tensor | None = None  # [n] each client's share of the aggregate; None: its weight
+    residual: float | None = None  # of adapters: see `sums.average_products`
+    steps: tuple[TriedStep, ...] = ()  # of methods that try several server steps
+    notes: tuple[str, ...] = ()  # for people
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate(Weighing):
+    """One way to aggregate this round's updates: an order of priority and its result."""
+
+    model: Tensor  # [d] the first of `stepped`, later the one that is used
+    stepped: Tensor  # [s, d] a model for every server step that is tried; most methods try one
+    step_state: Mapping[str, Tensor]
     rule_state: Mapping[str, Tensor] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
     released: NoisedSum | None = None  # of methods that add noise to the mean
     unmet: str | None = None  # why the bounds are infeasible for these clients
-    steps: tuple[TriedStep, ...] = ()  # of methods that try several server steps
-    residual: float | None = None  # of adapters: see `sums.average_products`
 
 
 # Tensors by name. A part that is made of others keeps theirs in memories within its own.
 Memory = Mapping[str, Any]
 Keeper = Literal[
-    "criteria",  # by criterion, each [K]; see `criteria.Memory`
+    "criteria",  # by criterion, each [K]; see `criteria.RunningMean`
     "sampling",  # the last criteria of all clients [K, m]; NaN: none
     "evidence",
     "rule",
@@ -445,28 +433,8 @@ class PrivacyRecord:
     epsilon: float | None = None  # of all rounds so far; whoever accounts for them fills it in
 
 
-@dataclass(frozen=True)
-class Contributions:
-    """Shapley values, and their standard errors where they were sampled."""
-
-    values: Tensor  # [n]
-    errors: Tensor  # [n] zero where all coalitions were evaluated
-
-
-@dataclass(frozen=True)
-class Counterfactual:
-    """The aggregate of a round's updates under other weights; see `other_weights.py`."""
-
-    kind: Literal["chosen", "uniform", "size", "without"]
-    client: int | None = None  # the one that is left out
-    model: Tensor | None = None  # [d] until it is evaluated
-    reason: str | None = None  # why there is no such aggregate
-    report: Evaluation | None = None  # on the server's reporting part
-    local: Evaluation | None = None  # on every client's own test set
-
-
-@dataclass(frozen=True)
-class RoundRecord:
+@dataclass(frozen=True, kw_only=True)
+class RoundRecord(Weighing):
     """What happened in a round, with all that is needed to explain every weight."""
 
     round_num: int
@@ -474,41 +442,27 @@ class RoundRecord:
     criteria: tuple[str, ...]
     raw: Tensor  # [n, m]
     normalised: Tensor  # [n, m]
-    scores: Tensor  # [n]
-    prior: Tensor  # [n] weights by the score alone
-    z: Tensor | None  # [n] evidence against each client, in standard errors
-    posterior: Tensor | None  # [n] weights after the evidence
-    look_back: LookBack  # what the directions of the updates tell
-    weights: Tensor  # [n] after the bounds
-    influence: Tensor | None  # [n] shares of the aggregate after the rule; None for the mean
     training_loss: Tensor  # [n]
     seconds: Tensor  # [n]
     refusals: tuple[Refusal, ...]
     no_effect: tuple[str, ...]  # criteria that were constant across clients
-    priority: tuple[str, ...] | None
     # Orders and their metrics, as they were tried
     candidates: tuple[tuple[tuple[str, ...], float], ...]
     testing_rounds: int
     models_moved: int  # models sent or received to compute this round's result
-    evaluations: int  # evaluations of a model to compute it, by a client or by the server
     loss: Loss  # of the next round
-    notes: tuple[str, ...]  # for people
     report: Evaluation | None  # on the server's reporting part
     local: Evaluation | None  # on every client's own test set
     ended: float | None = None  # seconds since the run began, by the clients' clock
     # Share of triggered samples on which a simulated backdoor works
     attack_success: float | None = None
     released: PrivacyRecord | None = None  # of methods with differential privacy
-    counterfactuals: tuple[Counterfactual, ...] = ()
-    contributions: Contributions | None = None  # Shapley values of the clients [n]
-    residual: float | None = None  # of adapters: see `sums.average_products`
-    steps: tuple[TriedStep, ...] = ()  # of methods that try several server steps
     kept: Kept | None = None  # why the model is that of the round before; None: it is new
-    # By how much following each client instead of the mean would raise the held-out loss [n], its
-    # standard error [n], and what the round itself changed of that loss
-    harm: Tensor | None = None
-    harm_error: Tensor | None = None
-    held_out_change: float | None = None
+
+    @property
+    def evidence(self) -> Posterior:
+        """What the evidence said; the prior weights where a method has none."""
+        return self.posterior or Posterior(self.prior)
 
 
 ServerPart = Literal[

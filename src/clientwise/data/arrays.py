@@ -34,7 +34,7 @@ from .folder import DataError
 
 log = logging.getLogger("clientwise")
 READ_TWICE = 8  # samples of a dataset; a flip by chance is seen in 255 of 256 cases
-MOST_NAMED = 3  # holders in a message
+MOST_NAMED = 3  # in a message
 MOST_CLASSES = 10_000  # evaluations count every class against every other
 IGNORED = 255  # in masks of bytes: many datasets mark pixels without a class by it
 CHANNELS = (1, 3, 4)  # of pictures
@@ -291,14 +291,14 @@ def join(read: Sequence[Arrays], holders: Sequence[str]) -> Arrays:
     return Arrays(inputs, torch.cat([one.targets for one in read]), tuple(parts))
 
 
-def first_few(names: Sequence[str]) -> str:
+def first_few(names: Sequence[str], most: int = MOST_NAMED) -> str:
     """Names in a message: the first ones, and how many more.
 
     >>> first_few(["north", "south", "east", "west", "centre"])
     'north, south, east and 2 more'
     """
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"{', '.join(names[:MOST_NAMED])}{more}"
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(shortened(name, 40) for name in names[:most]) + more
 
 
 # What is predicted ------------------------------------------------------------------------------------------------

@@ -37,20 +37,16 @@ class DeviceFact:
 
 # The config's [devices] table is made from these.
 DEVICE_FACTS = {
-    "speed": DeviceFact(1e-6, FASTEST, 100.0, "Training speed in samples per second."),
-    "up": DeviceFact(1e-6, FASTEST, 1e6, "Upload speed in bytes per second."),
-    "down": DeviceFact(1e-6, FASTEST, 1e6, "Download speed in bytes per second."),
+    "speed": DeviceFact(1e-6, FASTEST, 100.0, "Trained samples per second."),
+    "up": DeviceFact(1e-6, FASTEST, 1e6, "Uploaded bytes per second."),
+    "down": DeviceFact(1e-6, FASTEST, 1e6, "Downloaded bytes per second."),
     "available_from": DeviceFact(
-        0.0, 24.0, 0.0, "Hour of the day, 0 to 24, at which the client becomes available."
+        0.0, 24.0, 0.0, "Hour of the day, 0 to 24, from which the client is available."
     ),
-    "available_hours": DeviceFact(
-        1e-3, 24.0, 24.0, "Hours per day for which the client is available. 24: always."
-    ),
-    "dropout": DeviceFact(
-        0.0, 1.0, 0.0, "Probability that a client that is asked does not answer."
-    ),
+    "available_hours": DeviceFact(1e-3, 24.0, 24.0, "Hours per day for which it is available."),
+    "dropout": DeviceFact(0.0, 1.0, 0.0, "Probability that a client does not answer."),
     "battery": DeviceFact(
-        0.0, 1.0, 1.0, "Battery charge, 0 to 1, for the criterion `battery_level`. 1: full."
+        0.0, 1.0, 1.0, "Battery charge, 0 to 1, for the criterion `battery_level`."
     ),
 }
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,11 +20,15 @@ OfficialTest = Literal["pooled", "server", "clients"]
 
 @dataclass(frozen=True)
 class Division:
-    """The indices of the samples of each client, for training and testing, and of the server."""
+    """The indices of the samples of each client, for training and testing, and of the server.
+
+    The server's are shuffled; classes keep their proportions in every prefix.
+    """
 
     train: list[Tensor]
     test: list[Tensor]
-    server: Tensor  # shuffled; classes keep their proportions in every prefix
+    weigh: Tensor  # the server weighs by these
+    report: Tensor  # and reports on these
 
 
 def divide(
@@ -35,6 +38,8 @@ def divide(
     *,
     test_fraction: float,
     server_fraction: float,
+    report_fraction: float,
+    shared_set: bool = False,
     official_test: OfficialTest = "pooled",
 ) -> Division:
     """Hold out the server's samples, divide the rest among the clients, split each client's into train and test.
@@ -45,6 +50,8 @@ def divide(
         seed: of all draws.
         test_fraction: of a client's samples that it tests on.
         server_fraction: of all samples that the server holds.
+        report_fraction: of the server's samples that it reports on; it weighs by the others.
+        shared_set: whether the server weighs by and reports on all of them (P3).
         official_test: "pooled" treats the official test split as other samples. "server" makes it the
             server's set (P3), without `server_fraction`. "clients" divides it among the clients as
             their test sets (P1), without `test_fraction`.
@@ -72,7 +79,9 @@ def divide(
         test.append(part[order[:cut]])
     if official_test == "clients":
         test = _official_tests(samples, train, official, seed)
-    return Division(train, test, server)
+    cut = round(len(server) * report_fraction)
+    weigh, report = (server, server) if shared_set else (server[cut:], server[:cut])
+    return Division(train, test, weigh, report)
 
 
 def hand_out(
@@ -80,8 +89,6 @@ def hand_out(
     division: Division,
     seed: int,
     *,
-    report_fraction: float,
-    shared_set: bool = False,
     contributed_fraction: float | None = None,
     relabel: Callable[[int, Tensor], Tensor] | None = None,
 ) -> FederatedData:
@@ -91,10 +98,8 @@ def hand_out(
         samples: the whole dataset.
         division: which samples each client and the server get.
         seed: of the contributed samples.
-        report_fraction: of the server's samples that it reports on; it weighs by the others.
-        shared_set: whether the server weighs by and reports on all of them (P3).
         contributed_fraction: if given, the server weighs by this share of every client's training
-            samples (P3 III.C) and reports on all of its own.
+            samples instead (P3 III.C).
         relabel: the labels that a client gives its samples, from (client, targets).
     """
     train, test = [], []
@@ -103,12 +108,8 @@ def hand_out(
         targets = targets if relabel is None else relabel(client, targets)
         test.append((tested, targets[: len(tested)]))
         train.append((mine, targets[len(tested) :]))
-    server = division.server
     held = Holdings.of(train)
-    count = round(len(server) * report_fraction)
-    if shared_set or contributed_fraction is not None:
-        count = len(server)
-    weigh = _held_by_server(samples, server if shared_set else server[count:])
+    weigh = _held_by_server(samples, division.weigh)
     if contributed_fraction is not None:
         weigh = contribute(held, contributed_fraction, seed)
     data = FederatedData(
@@ -116,29 +117,13 @@ def hand_out(
         held,
         Holdings.of(test),
         weigh=weigh,
-        report=_held_by_server(samples, server[:count]),
+        report=_held_by_server(samples, division.report),
         names=client_names(samples, division.train),
     )
     if samples.after_partition:
         data = _with_given(samples.after_partition(data), samples)
     data.check_finite()
     return data
-
-
-def federate(
-    samples: Samples,
-    partition: Callable[[Pool, int], list[Tensor]],
-    seed: int,
-    *,
-    test_fraction: float,
-    server_fraction: float,
-    official_test: OfficialTest = "pooled",
-    **handed: Any,
-) -> FederatedData:
-    """`divide` and then `hand_out`, which takes the other options."""
-    fractions = {"test_fraction": test_fraction, "server_fraction": server_fraction}
-    division = divide(samples, partition, seed, official_test=official_test, **fractions)
-    return hand_out(samples, division, seed, **handed)
 
 
 def contribute(train: Holdings, fraction: float, seed: int) -> Holdings:
@@ -152,10 +137,7 @@ def contribute(train: Holdings, fraction: float, seed: int) -> Holdings:
 
 
 def client_names(samples: Samples, parts: Sequence[Tensor]) -> tuple[str, ...]:
-    """The clients by the names of their ids, numbered if an id has several clients.
-
-    Empty if a client has several ids.
-    """
+    """The clients by the names of their ids; empty if a client has several ids, or an id several clients."""
     if samples.ids is None or not samples.names:
         return ()
     whose = [torch.unique(samples.ids[part]).tolist() for part in parts]
@@ -165,13 +147,8 @@ def client_names(samples: Samples, parts: Sequence[Tensor]) -> tuple[str, ...]:
         raise DataError(
             f"the dataset has {len(samples.names)} names for ids up to {int(samples.ids.max())}; give one for each"
         )
-    names = [samples.names[ids[0]] for ids in whose]
-    per_name = Counter(names)
-    so_far = Counter[str]()
-    for client, name in enumerate(names):
-        so_far[name] += 1
-        names[client] = f"{name} {so_far[name]}" if per_name[name] > 1 else name
-    return tuple(names)
+    names = tuple(samples.names[ids[0]] for ids in whose)
+    return names if len({*names}) == len(names) else ()
 
 
 def deal_alike(

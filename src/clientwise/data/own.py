@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..core.objective.problem import Survival
 from .arrays import KINDS, first_few, is_frame, problem_of
-from .division import Division, divide, hand_out
-from .federated import FederatedData, Samples
+from .division import Division, divide
+from .federated import Samples
 from .folder import DataError
 from .partition import PARTITIONS
 from .table import Kind, pandas_frame, samples_of
@@ -21,18 +21,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 OF_FRAMES: tuple[Kind, ...] = ("classification", "regression", "survival")  # problems
-
-
-class OwnDivision(NamedTuple):
-    """Which samples are whose."""
-
-    division: Division
-    num_report: int  # the first of the server's samples, which it reports on
-
-    @property
-    def num_weigh(self) -> int:
-        """The number of samples that the server weighs by."""
-        return len(self.division.server) - self.num_report
 
 
 @dataclass(frozen=True)
@@ -52,7 +40,7 @@ class OwnData:
 
     def divide(
         self, seed: int, *, test_fraction: float, weigh_fraction: float, report_fraction: float
-    ) -> OwnDivision:
+    ) -> Division:
         """Which samples are whose. What was not given is drawn from the samples of the clients.
 
         Args:
@@ -76,6 +64,7 @@ class OwnData:
             seed,
             test_fraction=0.0 if self.tests else test_fraction,
             server_fraction=server_fraction,
+            report_fraction=report_fraction / server_fraction if server_fraction else 0.0,
         )
         if vanished := {*ids.tolist()} - {int(ids[part[0]]) for part in drawn.train}:
             every = samples.names or [f"client {one}" for one in range(int(ids.max()) + 1)]
@@ -85,17 +74,12 @@ class OwnData:
                 "on; leave these clients out, or give them two samples or more beside those that are set apart for "
                 "the server (held_out= and test= set none apart)"
             )
-        cut = round(len(drawn.server) * report_fraction / server_fraction) if server_fraction else 0
-        report = drawn.server[:cut] if self.report is None else self.report
-        weigh = drawn.server[cut:] if self.held_out is None else self.held_out
-        test = list(self.tests) or drawn.test
-        return OwnDivision(Division(drawn.train, test, torch.cat([report, weigh])), len(report))
-
-    def federate(self, divided: OwnDivision, seed: int) -> FederatedData:
-        """The federated data of a division."""
-        count = len(divided.division.server)
-        report_fraction = divided.num_report / count if count else 0.0
-        return hand_out(self.samples, divided.division, seed, report_fraction=report_fraction)
+        return Division(
+            drawn.train,
+            list(self.tests) or drawn.test,
+            drawn.weigh if self.held_out is None else self.held_out,
+            drawn.report if self.report is None else self.report,
+        )
 
 
 def read_own(

@@ -199,7 +199,6 @@ def by_id(
     minimum: PositiveInt = 2,
     clients: PositiveInt | None = None,
     sample_fraction: PartOfAll = 1.0,
-    per_id: PositiveInt = 1,
 ) -> list[Tensor]:
     """One client for every writer, hospital or patient with at least `minimum` samples.
 
@@ -207,7 +206,6 @@ def by_id(
         minimum: samples of a client.
         clients: how many of them are drawn; all by default.
         sample_fraction: share of all samples that is kept in the first place (P1's CelebA: 0.5).
-        per_id: clients among which the samples of each id are divided.
 
     Example:
         >>> pool = Pool(torch.zeros(5), ids=torch.tensor([7, 7, 8, 8, 8]))
@@ -225,7 +223,7 @@ def by_id(
     kept = kept[pool.ids[kept] >= 0]
     owners, counts = torch.unique(pool.ids[kept], return_counts=True)
     parts = torch.split(kept[pool.ids[kept].argsort(stable=True)], counts.tolist())
-    minimum = max(minimum, pool.least) * per_id
+    minimum = max(minimum, pool.least)
     large = [part for part in parts if len(part) >= minimum]
     wanted = clients or len(large)
     if not large or wanted > len(large):
@@ -233,13 +231,7 @@ def by_id(
             f"{len(large)} of {len(owners)} ids have at least {minimum} samples; {max(1, wanted)} wanted"
         )
     chosen = torch.randperm(len(large), generator=random)[:wanted].sort().values
-    if per_id == 1:
-        return [large[index] for index in chosen.tolist()]
-    found: list[Tensor] = []
-    for index in chosen.tolist():
-        order = torch.randperm(len(large[index]), generator=random)
-        found += large[index][order].tensor_split(per_id)
-    return found
+    return [large[index] for index in chosen.tolist()]
 
 
 def _cut(indices: Tensor, fractions: numpy.ndarray) -> list[Tensor]:

@@ -77,29 +77,8 @@ def summarise(data: FederatedData) -> DataSummary:
 # Samples to weigh by ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Uncovered:
-    """Training samples of classes that the held-out samples lack."""
-
-    classes: tuple[int, ...]
-    samples: Tensor  # [K] how many training samples of every client have such a class
-    clients: list[int]  # of which this is more than some samples
-
-    def in_words(self, data: FederatedData) -> str:
-        """A sentence that names the classes and says how many clients and samples there are."""
-        names = data.samples.table.classes if data.samples.table else ()
-        classes = first_few([repr(names[one]) if names else str(one) for one in self.classes])
-        has = "has" if len(self.clients) == 1 else "have"
-        return (
-            f"no sample that the server weighs by is of class {classes}, and {len(self.clients)} of "
-            f"{data.num_clients} clients {has} {int(self.samples[self.clients].sum()):,} training samples: "
-            f"{first_few([data.called(one) for one in self.clients])}. The weights cannot reward these samples: add "
-            "some to the held-out ones"
-        )
-
-
-def uncovered(data: FederatedData, held_out: Holdings | None) -> Uncovered | None:
-    """Classes, labels and classes of pixels that clients train on and no held-out sample has.
+def uncovered(data: FederatedData, held_out: Holdings | None) -> str | None:
+    """What classes, labels or classes of pixels clients train on that no held-out sample has, in a sentence.
 
     None where no client has more than some samples of such a class.
     """
@@ -118,4 +97,14 @@ def uncovered(data: FederatedData, held_out: Holdings | None) -> Uncovered | Non
     is_uncovered = lacks.flatten(1).any(1) if lacks.ndim > 1 else lacks
     samples = torch.bincount(data.train.owner[is_uncovered], minlength=data.num_clients)
     clients = (samples > data.train.sizes * NOTABLE).nonzero().flatten().tolist()
-    return Uncovered(tuple(classes), samples, clients) if clients else None
+    if not clients:
+        return None
+    names = data.samples.table.classes if data.samples.table else ()
+    shown = first_few([repr(names[one]) if names else str(one) for one in classes])
+    has = "has" if len(clients) == 1 else "have"
+    return (
+        f"no sample that the server weighs by is of class {shown}, and {len(clients)} of {data.num_clients} clients "
+        f"{has} {int(samples[clients].sum()):,} training samples: "
+        f"{first_few([data.called(one) for one in clients])}. The weights cannot reward these samples: add some to the "
+        "held-out ones"
+    )

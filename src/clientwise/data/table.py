@@ -193,7 +193,7 @@ class _Reader:
         cells = self.frame[column.name]
         if known := column.categories:
             values = _positions(cells, known)
-            allowed = f"one of its categories ({_listed(known)})"
+            allowed = f"one of its categories ({first_few(known, 5)})"
         else:
             values = parse_numbers(cells)
             allowed = f"a number below {LARGEST:g}"
@@ -508,14 +508,16 @@ def encode_rows(rows: DataFrame, encoding: Encoding, source: str) -> numpy.ndarr
     unused = [name for name in rows.columns if name not in names]
     missing = [name for name in names if name not in rows.columns]
     wrong = [f"{source}: no column {_shown(name)}{suggest(name, unused)}" for name in missing]
-    _refuse(wrong, f"the model needs {_listed(names, 30)}. Leave cells empty that you do not know")
+    _refuse(
+        wrong, f"the model needs {first_few(names, 30)}. Leave cells empty that you do not know"
+    )
     if not len(rows):
         raise DataError(f"{source}: has no rows below the column names; add at least one")
     reader = _Reader({source: rows})
     values = numpy.stack([reader.values(column) for column in encoding.columns], 1)
     reader.refuse("correct it, or leave it empty if it is not known")
     if unused:
-        log.warning("Not used: columns that the model does not know: %s.", _listed(unused))
+        log.warning("Not used: columns that the model does not know: %s.", first_few(unused, 5))
     for column, own in zip(encoding.columns, values.T, strict=True):
         said = f"Column {_shown(column.name)}"
         if column.missing == 0 and numpy.isnan(own).any():
@@ -534,8 +536,3 @@ def encode_rows(rows: DataFrame, encoding: Encoding, source: str) -> numpy.ndarr
 def _shown(name: object) -> str:
     """The name of a column in a message: a damaged file may have any."""
     return repr(shortened(str(name), 60))
-
-
-def _listed(names: Sequence[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} others" if len(names) > most else ""
-    return ", ".join(shortened(name, 40) for name in names[:most]) + more

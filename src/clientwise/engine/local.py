@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import hmac
@@ -22,6 +23,7 @@ from ..core.types import (
     Evaluation,
     LocalTraining,
     Refusal,
+    ServerNetwork,
     ServerPart,
     Task,
     Updates,
@@ -37,6 +39,7 @@ MOST_REASON = 300  # characters of an error that the record keeps
 # One full-batch step of SGD is a gradient. A large rate, since small steps are lost in rounding
 GRADIENT_STEP = LocalTraining(batch_size=None, learning_rate=1024.0)
 
+Gathered = tuple[Tensor, Tensor, Tensor]  # see `Holdings.gather`
 # What became of a chunk of clients: their numbers, and their updates or why they could not train.
 ChunkResult = tuple[Sequence[int], Updates | Exception]
 
@@ -87,6 +90,7 @@ class LocalEngine:
         if executor is None:
             executor = DeviceExecutor(data.samples, module, device or torch.device("cpu"))
         self.executor: Executor = executor
+        self._module = module
         self.device = executor.device
         self.data = replace(data, samples=executor.samples).holdings_to(self.device)
         self.problem = data.samples.problem
@@ -103,9 +107,8 @@ class LocalEngine:
         self.is_part = False
         self._chunk_size = chunk_size
         self._hold(self.data.train)
-        self._prefetched_clients: Sequence[int] = ()
-        self._prefetched: tuple[Tensor, Tensor, Tensor] | None = None  # what those clients hold
-        self._prefetched_from: Holdings | None = None
+        # What some clients hold: who, of which samples, and the result of `gather`
+        self._prefetched: tuple[Sequence[int], Holdings, Gathered] | None = None
         self.variates = ControlVariates(
             self.num_clients, self.initial_model, self.spec.num_parameters
         )
@@ -128,11 +131,6 @@ class LocalEngine:
         return self.executor.frozen
 
     @property
-    def train_sizes(self) -> Tensor | None:
-        """See `core.engine.Engine`; in a deployment, the clients' samples are elsewhere."""
-        return self._sizes.cpu().double() if bool(self._sizes.any()) else None
-
-    @property
     def label_counts(self) -> Tensor:
         """See `core.engine.CountsLabels`; in round 1."""
         return _label_counts(self.data.train, self.problem.num_classes).sum(0)
@@ -147,10 +145,7 @@ class LocalEngine:
         """See `core.engine.Engine`: look up now what they hold, not while a GPU waits for it."""
         if self.executor.workers > 1:  # the cohort will be cut for several workers
             return
-        if client_ids != self._prefetched_clients or self._prefetched_from is not self._held:
-            self._prefetched_clients = client_ids
-            self._prefetched = self._held.gather(client_ids)
-            self._prefetched_from = self._held
+        self._prefetched = client_ids, self._held, self._samples_of(client_ids)
 
     def train(
         self,
@@ -279,11 +274,12 @@ class LocalEngine:
         own = [changes.starts.get(client, start) for client in clients]
         return torch.stack([one.to(self.device) for one in own])
 
-    def _samples_of(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def _samples_of(self, clients: Sequence[int]) -> Gathered:
         """See `Holdings.gather`; looked up already where these clients were prefetched."""
-        is_current = self._prefetched_from is self._held and clients == self._prefetched_clients
-        if self._prefetched is not None and is_current:
-            return self._prefetched
+        if self._prefetched is not None:
+            known, held, found = self._prefetched
+            if held is self._held and clients == known:
+                return found
         return self._held.gather(clients)
 
     def _updates(
@@ -409,6 +405,28 @@ class LocalEngine:
             as_evaluated=True,
         )
         return (job.starts - self._trained(job)) / GRADIENT_STEP.learning_rate
+
+    def server_network(self) -> ServerNetwork | None:
+        """See `core.engine.Engine`."""
+        return self._network
+
+    @functools.cached_property
+    def _network(self) -> ServerNetwork | None:
+        held = self.data.weigh
+        if held is None or not self.problem.num_classes or self.data.samples.integers:
+            return None
+        inputs = self.data.samples.network_inputs(held.indices)
+        if not isinstance(inputs, Tensor):
+            return None
+        module = copy.deepcopy(self._module).to(self.device).eval()
+        layers = self.spec.layers
+
+        def outputs(model: Tensor, inputs: Tensor) -> Tensor:
+            tensors = {one.name: model[one.start : one.stop].view(one.shape) for one in layers}
+            found: Tensor = torch.func.functional_call(module, tensors, (inputs,))
+            return found
+
+        return ServerNetwork(outputs, inputs, held.targets, self.problem.num_classes)
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.engine.Engine`."""

@@ -225,15 +225,15 @@ class ShardedEngine(LocalEngine):
     def prefetch(self, client_ids: Sequence[int]) -> None:
         """Nothing: the shards hold the samples."""
 
-    def fold(self, client_ids: Sequence[int], state: ServerState) -> Folded:
+    def fold(self, client_ids: Sequence[int], state: ServerState) -> list[Folded]:
         """See `FoldingEngine`: a sum over clients is the sum over shards."""
         model = state.model.cpu()
         needed = ServerState(state.round_num, model, state.loss, priority=state.priority)
         parts = self._shards.ask("fold", client_ids, [needed], meanwhile=self.idle_work)
-        joined = Folded.joined([folded for _, folded in parts], client_ids)
-        if not joined.client_ids:
-            _refuse_if_none_trained(joined.refusals)
-        return joined
+        folded = [part for _, part in parts]
+        if not any(part.client_ids for part in folded):
+            _refuse_if_none_trained([refusal for part in folded for refusal in part.refusals])
+        return folded
 
     def train_chunks(
         self,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.clock import Clock
 from ..core.objective.problem import Problem
-from ..core.types import Evaluation, ModelSpec, ServerPart, Task, Updates
+from ..core.types import Evaluation, ModelSpec, ServerNetwork, ServerPart, Task, Updates
 from ..data.federated import FederatedData
 from .jobs import joined_evaluations
 from .local import Changes, LocalEngine
@@ -34,11 +34,6 @@ class WrappingEngine:
     def frozen(self) -> str:
         """See `LocalEngine.frozen`."""
         return self.inner.frozen
-
-    @property
-    def train_sizes(self) -> Tensor | None:
-        """See `core.engine.Engine`."""
-        return self.inner.train_sizes
 
     @property
     def label_counts(self) -> Tensor:
@@ -74,6 +69,10 @@ class WrappingEngine:
     def train_server(self, models: Tensor, task: Task) -> Tensor:
         """See `core.engine.Engine`."""
         return self.inner.train_server(models, task)
+
+    def server_network(self) -> ServerNetwork | None:
+        """See `core.engine.Engine`."""
+        return self.inner.server_network()
 
     def server_gradients(self, model: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
         """See `core.engine.Engine`."""

@@ -1,6 +1,6 @@
 """Read the table of a config: TOML, a preset, `--set`, methods by name. Its errors need no PyTorch.
 
-methods = ["FedAvg", { name = "mine", like = "FedYogi", brake = 3 }]
+methods = ["FedAvg", { name = "mine", like = "FedYogi", rule = "median" }]
 
 [presets.quick]                         # tables that change other tables
 rounds = 20

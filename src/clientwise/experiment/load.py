@@ -18,8 +18,6 @@ from .config.schema import Experiment
 from .config.tables import MOST_PLUGINS, Issue, issues_of, read_table
 from .config_file import read_config, read_source, unmeant, write_out
 
-DATA_KEYS = ("data", "data_dir", "plugin_dir", "features", "partition", "device")
-
 
 def load_experiment(
     source: str | Path | Mapping[str, Any],
@@ -62,17 +60,6 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
         raise ConfigError(where, issues)
     experiment._source = where
     experiment._given = reading.given
-    return experiment
-
-
-def part_with_data(where: str, table: Mapping[str, Any]) -> Experiment | None:
-    """Of a table that `make_experiment` refuses, an experiment with its data; None where these keys are wrong."""
-    try:
-        keys = {key: table[key] for key in DATA_KEYS if key in table}
-        experiment = Experiment.model_validate({"rounds": 1, **keys})
-    except ValidationError:
-        return None
-    experiment._source = where
     return experiment
 
 

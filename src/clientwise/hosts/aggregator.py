@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -15,17 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from ..core.guard import inspect_models
-from ..core.method import Plan
+from ..core.method import Method, Plan
 from ..core.reasons import Reason
 from ..core.round import first_state, run_round
 from ..core.types import Refusal, RoundRecord, ServerState, Updates
 from ..core.weights.scores import Score
-from ..core.weights.weighting import ScoreError
 from ..errors import plain
-from ..experiment.running.about import about_method
 from .engine import Arrays, HostEngine, Layout, Pair, server_engine
-from .methods import build, recorded_table, settings_of, with_criteria
-from .record import Best, BestModel, HostRecord, refuse_run
+from .methods import build, settings_of
+from .record import BestModel, HostRecord, refuse_run
 from .values import (
     WEIGHT,
     Client,
@@ -34,11 +32,10 @@ from .values import (
     Measure,
     ServerError,
     Weights,
-    mean_of_claims,
     require,
 )
 
-MAX_CLIENTS = 10_000
+MAX_CLIENTS = 10_000  # that may take part, where no names are given
 MAX_REASON = 300  # characters
 MAX_NAME = 100  # characters of a client's name
 SIZE = "dataset_size"  # the value that the record shows as the size of a client's data
@@ -82,13 +79,10 @@ class Aggregator:
             server's samples plus one.
         learning_rate: of fine-tuning.
         seed: of the order of samples in fine-tuning.
-        max_clients: clients that may take part, where `clients` does not name them.
         folder: a new run folder for the record, which `clientwise show` and `report` read.
         rounds: how many rounds are planned, for the record.
-        keep_best: a metric by which the best model so far is kept as `best.safetensors` in `folder`:
-            "loss", a built-in metric, or "lowest NAME" or "highest NAME" of another. "loss" and the
-            problem's metric are measured on the server's samples, where it has some. Otherwise it is a
-            value of the clients for the model that they were sent.
+        keep_best: "loss" or the problem's metric, measured on the server's samples: the best model so
+            far by it is kept as `best.safetensors` in `folder`.
 
     Attributes:
         round_num: the number of rounds so far.
@@ -119,31 +113,26 @@ class Aggregator:
         num_classes: int | None = None,
         learning_rate: float = 0.01,
         seed: int = 1,
-        max_clients: int = MAX_CLIENTS,
         folder: str | Path | None = None,
         rounds: int | None = None,
         keep_best: str | None = None,
     ) -> None:
         self.round_num = 0
-        self._best = None if keep_best is None else BestModel(keep_best, folder)
         functions = dict(measured_here or {})
-        own_values = set(functions)
         if weights is not None:
             if criteria is not None or score is not None or normalise is not None:
                 raise ValueError("weights stand instead of criteria, score and normalise")
             criteria = [WEIGHT]
-            own_values.add(WEIGHT)
-        settings = settings_of(method)
-        self._table = recorded_table(settings, criteria, score, normalise)
-        self._about = about_method(settings, self._table)
+        self._settings = settings_of(method, criteria, score, normalise, functions)
         self._server, self._spec = server_engine(model, weigh, report, num_classes, seed)
-        self._method = build(settings, learning_rate, weigh is not None)
-        if criteria is not None:
-            self._method = with_criteria(
-                self._method, criteria, score, normalise, own_values, weigh is not None
-            )
-        num_clients = max_clients if clients is None else len(clients)
+        self._method = build(self._settings, learning_rate, weigh is not None)
+        num_clients = MAX_CLIENTS if clients is None else len(clients)
         self._engine = HostEngine(num_clients, self._server, num_classes)
+        self._best = None
+        if keep_best is not None:
+            if self._server is None:
+                raise ValueError("keep_best needs samples of the server: give `model` and `report`")
+            self._best = BestModel(keep_best, self._engine.problem, folder)
         self._values = ClientValues(self._method.criteria, functions, self._engine.problem, weights)
         # May be an array, which is neither true nor false
         named = () if clients is None else clients
@@ -156,7 +145,11 @@ class Aggregator:
         self._is_closed = False
         self._has_chosen = False
         self._planned = rounds
-        self._has_report_part = report is not None
+        self._reported_on = "no samples: the server has none"
+        if report is not None:
+            self._reported_on = "held-out samples"
+        elif weigh is not None:
+            self._reported_on = "the server's samples, which weights are based on, too"
         self._layout: Layout | None = None
         self._state: ServerState
         self._record: HostRecord | None = None
@@ -197,8 +190,7 @@ class Aggregator:
         listed = sorted(set(clients), key=str)
         scores = torch.full((len(listed),), math.nan, dtype=torch.float64)
         if self._layout is not None:
-            with self._naming_clients():
-                known = self._method.last_scores(self._state)
+            known = self._named_method.last_scores(self._state)
             for row, client in enumerate(listed):
                 if client in self._numbers:
                     scores[row] = known[self._numbers[client]]
@@ -246,8 +238,6 @@ class Aggregator:
             return None
         self._replies.models[client] = vector
         self._replies.values[client] = measured
-        if self._best is not None:
-            self._replies.metric[client] = values.get(self._best.metric)
         return fitted
 
     def refuse(self, client: Client, reason: Reason | str) -> None:
@@ -269,13 +259,12 @@ class Aggregator:
         asked = tuple(sorted(client_of))
         plan = Plan(self._seed, len(asked), evaluate_clients_every=None, asks=asked)
         state = replace(self._state, model=layout.vector())
-        with self._naming_clients():
-            self._state, record = run_round(state, self._method, plan, self._engine)
+        self._state, record = run_round(state, self._named_method, plan, self._engine)
         self.round_num = record.round_num
-        of_best = map(plain, self._keep_best(record, replies))
-        record = replace(record, notes=(*of_best, *record.notes))
         refusals = {client: str(reason) for client, reason in replies.refusals.items()}
         done = aggregate_of(record, layout.named(self._state.model), client_of, refusals)
+        if self._best is not None and record.report is not None:
+            self._best.offer(record.report, done.model, record.round_num)
         record = replace(record, notes=(*map(plain, without_row), *record.notes))
         self._values.remember(done.criteria)
         self._write(record, time.perf_counter() - began)
@@ -314,11 +303,6 @@ class Aggregator:
         """Whether the method draws the clients of a round; see `choose`."""
         return self._method.sampling is not None
 
-    @property
-    def best(self) -> Best | None:
-        """Round and value of the best model so far, with `keep_best`; None before the first."""
-        return None if self._best is None else self._best.best
-
     # Updates -------------------------------------------------------------------------------------
 
     def _begun(self) -> Layout:
@@ -354,14 +338,10 @@ class Aggregator:
                 notes.append(f"{_shown(client)} is refused: {reason}")
         return notes
 
-    @contextlib.contextmanager
-    def _naming_clients(self) -> Iterator[None]:
-        """Within this context, an error that is about a client has its name, not its number."""
-        try:
-            yield
-        except ScoreError as error:
-            client_of = {number: client for client, number in self._numbers.items()}
-            raise error.of(_shown(client_of[error.client])) from None
+    @property
+    def _named_method(self) -> Method:
+        """The method with the clients' names, for messages."""
+        return self._method.for_clients([_shown(client) for client in self._numbers])
 
     def _clients_of(self, replies: _Replies) -> dict[int, Client]:
         """The clients of a round that have a number, by number."""
@@ -390,56 +370,22 @@ class Aggregator:
 
     # Results -------------------------------------------------------------------------------------
 
-    def _keep_best(self, record: RoundRecord, replies: _Replies) -> list[str]:
-        """Offer the model after the round, or the one before it where clients measure; returns remarks."""
-        if self._best is None:
-            return []
-        layout = self._begun()
-        metric = self._best.metric
-        report = record.report
-        if report is not None and metric in ("loss", self._engine.problem.metric):
-            found = report.overall_loss() if metric == "loss" else report.overall()
-            self._best.offer(layout.named(self._state.model), float(found[0]), record.round_num)
-            return []
-        client_of = {number: client for client, number in self._numbers.items()}
-        accepted = [client_of[number] for number in record.client_ids]
-        weights = dict(zip(accepted, record.weights.tolist(), strict=True))
-        claims = {client: replies.metric.get(client) for client in accepted}
-        value, remarks = mean_of_claims(metric, claims, weights)
-        if value is not None:
-            self._best.offer(layout.sent(), value, record.round_num - 1)
-        return remarks
-
     def _write(self, record: RoundRecord, seconds: float) -> None:
         if self._folder is None:
             return
         if self._record is None:
-            self._record = self._new_record(self._folder)
+            self._record = HostRecord(
+                self._folder,
+                self._settings,
+                self._seed,
+                self._engine.problem,
+                self._reported_on,
+                num_values=self._engine.spec.size,
+                rounds=self._planned,
+            )
         names = [_shown(client) for client in self._numbers]
         sizes = [int(self._values.first_claim(one, SIZE) or 0) for one in self._numbers]
         self._record.write(record, names, sizes, seconds)
-
-    def _new_record(self, folder: Path) -> HostRecord:
-        if self._has_report_part:
-            reported_on = "held-out samples"
-        elif self._server is not None:
-            reported_on = "the server's samples, which weights are based on, too"
-        else:
-            reported_on = "no samples: the server has none"
-        config = {
-            "name": folder.resolve().name,
-            "seeds": [self._seed],
-            "methods": [self._table],
-        }
-        return HostRecord(
-            folder,
-            config,
-            self._about,
-            self._engine.problem,
-            reported_on,
-            num_values=self._engine.spec.size,
-            rounds=self._planned,
-        )
 
 
 class _Replies:
@@ -449,7 +395,6 @@ class _Replies:
         self.models: dict[Client, Tensor] = {}  # each [d]
         self.values: dict[Client, dict[str, float]] = {}
         self.refusals: dict[Client, Reason | str] = {}
-        self.metric: dict[Client, Any] = {}  # what clients send for `keep_best`
 
 
 def _shown(client: Client) -> str:
@@ -515,23 +460,20 @@ def aggregate_of(
 
 
 def _steps(record: RoundRecord) -> list[ClientWeight]:
-    columns = {
-        "weight": record.weights,
-        "score": record.scores,
-        "prior": record.prior,
-        "z": record.z,
-        "posterior": record.posterior,
-        "influence": record.influence,
-    }
-    rows = []
-    for row in range(len(record.client_ids)):
-        values: dict[str, Any] = {name: _at(column, row) for name, column in columns.items()}
-        rows.append(ClientWeight(**values))
-    return rows
+    columns = (
+        record.weights,
+        record.scores,
+        record.prior,
+        record.evidence.z,
+        record.evidence.weights if record.posterior else None,
+        record.influence,
+    )
+    count = len(record.client_ids)
+    rows = zip(*(_known(column, count) for column in columns), strict=True)
+    return [ClientWeight(*row) for row in rows]
 
 
-def _at(column: Tensor | None, row: int) -> float | None:
-    """A value of a column; None where there is none, or it is not known."""
-    if column is None or math.isnan(float(column[row])):
-        return None
-    return float(column[row])
+def _known(column: Tensor | None, count: int) -> list[Any]:
+    """The values of a column; None where there is none, or it is not known."""
+    values = [math.nan] * count if column is None else column.tolist()
+    return [None if math.isnan(value) else value for value in values]

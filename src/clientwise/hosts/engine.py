@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..core.clock import Clock
 from ..core.criteria import ANY
 from ..core.objective.problem import Classification
-from ..core.types import Evaluation, Layer, ModelSpec, ServerPart, Task, Updates
+from ..core.types import Evaluation, Layer, ModelSpec, ServerNetwork, ServerPart, Task, Updates
 from ..data.federated import FederatedData
 from ..engine.local import LocalEngine
 from ..models.flat import FlatModel
@@ -83,11 +83,6 @@ class HostEngine:
         self.initial_model = layout.vector()
         self.spec = layout.spec
 
-    @property
-    def train_sizes(self) -> Tensor | None:
-        """See `core.engine.Engine`: the clients' samples are elsewhere."""
-        return None
-
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.engine.Engine`."""
         yield self.updates
@@ -108,6 +103,10 @@ class HostEngine:
         """See `core.engine.Engine`."""
         assert self._server is not None, "methods that need samples are refused beforehand"
         return self._server.train_server(models, task)
+
+    def server_network(self) -> ServerNetwork | None:
+        """See `core.engine.Engine`."""
+        return self._server.server_network() if self._server else None
 
     def server_gradients(self, model: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
         """See `core.engine.Engine`."""
@@ -194,10 +193,6 @@ class Layout:
         """The vector [d] of a fitted model, or of the global one."""
         found = self._tensors if tensors is None else tensors
         return torch.cat([found[layer.name].flatten().float() for layer in self.spec.layers])
-
-    def sent(self) -> dict[str, Any]:
-        """The global model that clients were sent, as the host's arrays."""
-        return self.native(self._tensors)
 
     def named(self, vector: Tensor) -> dict[str, Any]:
         """A vector [d] as the host's arrays. What is no part of it is that of the global model."""

@@ -3,31 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from ..core.clock import Pace
-from ..core.criteria import ANY, CRITERIA, Arrivals, Criterion, make_criterion
+from ..core.criteria import CRITERIA, ClientFacts, CriterionDeclaration
 from ..core.method import Method
-from ..core.weights.scores import SCORES, Prioritized, Score
-from ..core.weights.weighting import NORMALISERS, check_normaliser
+from ..core.weights.scores import Prioritized, Score
 from ..errors import ConfigError
 from ..experiment.checks.combinations import config_issues, needs_server_set
 from ..experiment.config.methods import MethodSettings
 from ..experiment.config.schema import Experiment
 from ..experiment.config.settings import Training
 from ..experiment.load import load_method
-from ..registry import Part
+from ..registry import Adopted
 
-NEED_SAMPLES = {"server_set", "server_samples"}
+STATED = "stated"  # the criterion that a value of a user's own is, under its own name
 INSTEAD = "run it with `clientwise run`"
 
 
-def settings_of(method: str | Mapping[str, Any]) -> MethodSettings:
-    """The method that a name or a table, as in TOML, stands for."""
-    return load_method(method, "method")
+def settings_of(
+    method: str | Mapping[str, Any],
+    criteria: Sequence[str] | None = None,
+    score: Score | None = None,
+    normalise: str | None = None,
+    measured_here: Collection[str] = (),
+) -> MethodSettings:
+    """The method that a name or a table, as in TOML, stands for; with other criteria if they are given.
+
+    Args:
+        method: the name or the table.
+        criteria: names of registered criteria, or of values that come with the updates.
+        score: how they become one number; prioritized in their order if None.
+        normalise: how each is scaled over the clients; the score's own default if None.
+        measured_here: those that the server measures by functions of its own.
+    """
+    if criteria is None:
+        return load_method(method, "method")
+    declared = CriterionDeclaration(measured_by="client")
+    CRITERIA.adopt(STATED, Adopted(_comes_along, declared, _comes_along, _comes_along))
+    is_known = {name: name in CRITERIA and name not in measured_here for name in criteria}
+    score = score or Prioritized()
+    changes = {
+        "criteria": [name if is_known[name] else {"name": STATED, "as": name} for name in criteria],
+        "score": score,
+        "normalise": normalise or score.default_normaliser,
+    }
+    table = {"like": method} if isinstance(method, str) else method
+    return load_method({**table, **changes}, "method")
+
+
+def _comes_along(clients: ClientFacts) -> Tensor:
+    raise NotImplementedError("the value comes with the update")
 
 
 def build(settings: MethodSettings, learning_rate: float, has_samples: bool) -> Method:
@@ -39,95 +67,15 @@ def build(settings: MethodSettings, learning_rate: float, has_samples: bool) -> 
     for key, registry, part in settings.parts():
         if registry.needs(part) & {"simulation", "clock"}:
             raise ValueError(f"{name}: {key} = {part.name} needs simulated clients: {INSTEAD}")
-    if not has_samples and (needs_server_set(settings) or settings.brake):
+    if not has_samples and needs_server_set(settings):
         raise ValueError(
-            f"{name} needs samples of the server: give `model` and `weigh`, or choose a method "
-            "without (FedAvg)"
+            f"{name} needs samples of the server: give `model` and `weigh`, functions of its criteria as "
+            "`measured_here`, or choose a method without (FedAvg)"
         )
     issues = config_issues(Experiment(name=name, rounds=1, methods=[settings]))
     if issues:
         raise ConfigError("method", issues)
     return built
-
-
-def with_criteria(
-    method: Method,
-    criteria: Sequence[str],
-    score: Score | None,
-    normalise: str | None,
-    measured_here: Collection[str],
-    has_samples: bool,
-) -> Method:
-    """The method with other criteria: registered ones, or values that come with the updates.
-
-    Args:
-        method: the method.
-        criteria: their names, the most important first.
-        score: how they become one number; prioritized in this order if None.
-        normalise: how each is scaled over the clients; the score's own default if None.
-        measured_here: those that the server measures by functions of its own.
-        has_samples: whether the server has samples to weigh by.
-    """
-    if not criteria:
-        raise ValueError("no criteria given")
-    score = score or Prioritized(tuple(criteria))
-    score.check(tuple(criteria))
-    normaliser = normalise or score.default_normaliser
-    made = NORMALISERS.get(normaliser)
-    check_normaliser(score, normaliser)
-    return replace(
-        method,
-        criteria=tuple(_criterion(one, one in measured_here, has_samples) for one in criteria),
-        score=score,
-        normaliser=made,
-    )
-
-
-def recorded_table(
-    settings: MethodSettings,
-    criteria: Sequence[str] | None,
-    score: Score | None,
-    normalise: str | None,
-) -> dict[str, Any]:
-    """The method as the config of a run folder states it; see `with_criteria`."""
-    table = settings.to_dict()
-    if criteria is None:
-        return table
-    score = score or Prioritized(tuple(criteria))
-    name = next((one for one in SCORES if SCORES.get(one) is type(score)), type(score).__name__)
-    options = {key: value for key, value in vars(score).items() if value is not None}
-    table |= {
-        "criteria": [{"name": one} for one in criteria],
-        "score": {"name": name, **options},
-        "normalise": {"name": normalise or score.default_normaliser},
-    }
-    return table
-
-
-def _criterion(name: str, is_measured_here: bool, has_samples: bool) -> Criterion:
-    if name in CRITERIA:
-        known = make_criterion(name)
-        if is_measured_here:
-            return replace(known, measured_by="client", memory=None)
-        missing = {"simulation", "clock"} if has_samples else {*NEED_SAMPLES, "simulation", "clock"}
-        if known.needs & missing:
-            raise ValueError(
-                f"{name} is measured by the server: give a function for it as measured_here"
-            )
-        return known
-    return Criterion(
-        part=Part(name, {}),
-        measure=_comes_along,
-        measured_by="client",
-        upper=ANY,
-        needs=frozenset(),
-        memory=None,
-        alike=False,
-    )
-
-
-def _comes_along(clients: Arrivals) -> Tensor:
-    raise NotImplementedError("the value comes with the update")
 
 
 def _why_not(method: Method) -> dict[str, str]:

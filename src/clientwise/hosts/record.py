@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,15 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from ..core.objective.metrics import METRICS, measured
+from ..core.objective.metrics import measured
 from ..core.objective.problem import Problem
-from ..core.types import RoundRecord
+from ..core.types import Evaluation, RoundRecord
 from ..errors import RunError
+from ..experiment.config.methods import MethodSettings
+from ..experiment.running.about import about_method
 from ..experiment.running.origin import machine_facts, record_machine, versions
 from ..experiment.running.resume import claim
-from ..record.facts import BY_HOST, MethodFacts, current_minute, facts_of_run
+from ..record.facts import BY_HOST, current_minute, facts_of_run
 from ..record.files import BEST, CONFIG, VERSIONS, locked
 from ..record.store import Store
 from ..writing import make_folder, write_atomically
@@ -41,8 +42,8 @@ class HostRecord:
 
     Args:
         folder: the run folder; it must be empty or new.
-        config: what is known of the run, as a config has it: name, seeds, methods.
-        about: the method.
+        settings: the method.
+        seed: of its rounds.
         problem: what the model predicts.
         reported_on: the samples that the metric is about, in words.
         num_values: size of a model.
@@ -52,8 +53,8 @@ class HostRecord:
     def __init__(
         self,
         folder: Path,
-        config: Mapping[str, Any],
-        about: MethodFacts,
+        settings: MethodSettings,
+        seed: int,
         problem: Problem,
         reported_on: str,
         num_values: int,
@@ -61,8 +62,9 @@ class HostRecord:
     ) -> None:
         self._problem = problem
         self._planned = rounds or 1
-        (method,) = config["methods"]
-        (self._seed,) = config["seeds"]
+        self._seed = seed
+        name = folder.resolve().name
+        config = {"name": name, "seeds": [seed], "methods": [settings.to_dict()]}
         with ExitStack() as stack:
             refuse_run(folder)
             claim(folder, resume=False)
@@ -72,9 +74,9 @@ class HostRecord:
             self._store = Store(folder)
             stack.callback(self._store.close)
             record_machine(self._store, machine_facts())
-            self._lane = self._store.open_lane(method["name"], self._seed)
+            self._lane = self._store.open_lane(settings.name, seed)
             facts = facts_of_run(
-                config["name"],
+                name,
                 problem,
                 rounds=self._planned,
                 lanes=1,
@@ -82,7 +84,9 @@ class HostRecord:
                 reported_on=reported_on,
                 computed=BY_HOST,
             )
-            self._store.set_facts(facts | {"begun": current_minute(), "methods": [about.plain()]})
+            self._store.set_facts(
+                facts | {"begun": current_minute(), "methods": [about_method(settings).plain()]}
+            )
             self._open = stack.pop_all()
 
     def write(
@@ -112,66 +116,44 @@ class HostRecord:
             self._store.finish_lane(self._lane)
 
 
-@dataclass(frozen=True)
-class Best:
-    """Which model is kept, and why."""
-
-    metric: str
-    value: float
-    round_num: int  # 0: the initial model
-    lower: bool  # whether lower values are better
-
-
 class BestModel:
-    """Keeps the best model as `best.safetensors`, which holds the round and the value as well.
+    """Keeps the best model on the server's samples as `best.safetensors`, which says its round and value.
 
     Args:
-        wanted: a metric, such as "accuracy"; "lowest NAME" or "highest NAME" for one that is not built in.
+        metric: "loss", or the metric of the problem.
+        problem: what the model predicts.
         folder: of the record.
     """
 
-    def __init__(self, wanted: str, folder: str | Path | None) -> None:
-        self.metric, self._lower = _direction(wanted)
+    def __init__(self, metric: str, problem: Problem, folder: str | Path | None) -> None:
+        known = ("loss", problem.metric)
+        if metric not in known:
+            raise ValueError(f"keep_best = {metric!r}: must be one of {', '.join(known)}")
         if folder is None:
             raise ValueError("keep_best needs a place: give `folder`")
+        self._metric = metric
+        self._lower = metric == "loss" or measured(metric).is_error
         self._file = Path(folder) / BEST
-        self.best: Best | None = None
+        self._best = math.inf if self._lower else -math.inf
 
-    def offer(self, model: Mapping[str, Any], value: float, round_num: int) -> None:
-        """Keep a model where it is the best so far. Of equal values, the first is kept.
+    def offer(self, found: Evaluation, model: Mapping[str, Any], round_num: int) -> None:
+        """Keep a model where it is the best so far. Of equal values, the first is kept; NaN never is.
 
         Args:
+            found: its evaluation on the server's samples.
             model: NumPy arrays or tensors by name.
-            value: of the metric. NaN is never kept.
             round_num: the round after which it is the global model.
         """
-        if not math.isfinite(value):
+        values = found.overall_loss() if self._metric == "loss" else found.overall()
+        value = float(values[0])
+        is_better = value < self._best if self._lower else value > self._best
+        if not is_better or not math.isfinite(value):
             return
-        best = self.best
-        if best is not None and not (value < best.value if self._lower else value > best.value):
-            return
-        self.best = Best(self.metric, float(value), round_num, self._lower)
-        header = {key: json.dumps(said) for key, said in asdict(self.best).items()}
-        header["metric"] = self.metric
+        self._best = value
+        header = {"metric": self._metric, "value": str(value), "round_num": str(round_num)}
         make_folder(self._file.parent)
         tensors = {name: _tensor(array) for name, array in model.items()}
         write_atomically(self._file, save(tensors, header))
-
-
-def _direction(wanted: str) -> tuple[str, bool]:
-    """The metric, and whether lower values are better.
-
-    >>> _direction("accuracy"), _direction("lowest brier")
-    (('accuracy', False), ('brier', True))
-    """
-    if wanted == "loss":
-        return wanted, True
-    if wanted in METRICS:
-        return wanted, measured(wanted).is_error
-    order, _, metric = str(wanted).partition(" ")
-    if order not in ("lowest", "highest") or not metric:
-        raise ValueError(f'keep_best: say "highest {wanted}" or "lowest {wanted}"')
-    return metric, order == "lowest"
 
 
 def _tensor(array: Any) -> Tensor:

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.criteria import ANY, CRITERIA, Criterion, is_fixed
+from ..core.criteria import ANY, Criterion, is_fixed
 from ..core.guard import inspect_values
-from ..core.objective.metrics import METRICS, measured
 from ..core.objective.problem import Problem
 from ..core.reasons import Reason
 from .engine import Layout
@@ -132,8 +131,7 @@ class ClientValues:
     def remember(self, criteria: Mapping[Client, Mapping[str, float]]) -> None:
         """Keep the first claim of every accepted client about its data."""
         for name in self.asked:
-            part = self._criteria[name].part
-            if part.name in CRITERIA and is_fixed(part):
+            if is_fixed(self._criteria[name].part):
                 for client, values in criteria.items():
                     self._claims.remember(client, name, values[name])
 
@@ -146,7 +144,7 @@ class ClientValues:
             return self._measured(name, layout.native(tensors))
         except Exception as error:
             try:
-                self._measured(name, layout.sent())
+                self._measured(name, layout.named(layout.vector()))
             except Exception as own:
                 raise ServerError(own) from own
             raise ValueError(f"{name} of its model cannot be measured: {error}") from error
@@ -278,33 +276,3 @@ def averaged(
             if not isinstance(value, list):
                 means[name] = means.get(name, 0.0) + weights[client] * float(value)
     return means, remarks
-
-
-def mean_of_claims(
-    metric: str, claims: Mapping[Any, Any], weights: Mapping[Any, float]
-) -> tuple[float | None, list[str]]:
-    """The mean of a metric over the clients that sent a usable value, by their weights; and remarks.
-
-    >>> mean_of_claims("accuracy", {"a": 0.5, "b": 7.0}, {"a": 0.4, "b": 0.6})
-    (0.5, ['keep_best: no usable accuracy from b'])
-    """
-    usable = {client: value for client, value in claims.items() if _can_be_true(metric, value)}
-    others = [str(client)[:40] for client in claims if client not in usable]
-    remarks = []
-    if others:
-        remarks.append(f"keep_best: no usable {metric} from {', '.join(others)}"[:MAX_LISTED])
-    total = sum(weights[client] for client in usable)
-    if not total:
-        return None, remarks
-    return sum(weights[client] * float(usable[client]) for client in usable) / total, remarks
-
-
-def _can_be_true(metric: str, value: Any) -> bool:
-    """Whether a client's value of a metric is a number in its range, where that is known."""
-    try:
-        number = _number(value, metric)
-    except ValueError:
-        return False
-    if metric in METRICS and measured(metric).is_share and not measured(metric).is_error:
-        return 0 <= number <= 1
-    return abs(number) <= ANY  # false for NaN

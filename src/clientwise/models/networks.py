@@ -28,8 +28,6 @@ MOST_VALUES, MOST_PRODUCTS = (
     5 * 10**9,
 )
 
-GROUPS = 2  # of channels in a layer, each normalised: many would have few values in small images
-
 
 def initialised(network: Callable[[], nn.Module], seed: int) -> nn.Module:
     """The network with the random parameters of a seed."""
@@ -189,40 +187,6 @@ def fully_convolutional(
     return nn.Sequential(*layers, nn.Conv2d(channels[0], images, 1))
 
 
-@MODELS.register("resnet18")
-def resnet18(input_shape: tuple[int, ...], num_outputs: int, *, width: Width = 64) -> nn.Module:
-    """ResNet-18 for small images, as CIFAR-10's: 3×3 stem, no max-pooling (11,173,962 parameters for 10 classes).
-
-    He et al., Deep Residual Learning for Image Recognition (2016). Batch norm is replaced by group norm, of two groups
-    of channels a layer (Reddi et al., 2021), since the statistics of clients with different data do not average well
-    (Hsieh et al., 2020).
-
-    Args:
-        input_shape: (channels, height, width) of an image.
-        num_outputs: classes, or values to predict.
-        width: channels of the first stage; each of the three after it has twice as many.
-
-    Example:
-        >>> resnet18((3, 32, 32), 10, width=8)(torch.zeros(5, 3, 32, 32)).shape
-        torch.Size([5, 10])
-    """
-    if len(input_shape) != 3:
-        raise ValueError(
-            f"model resnet18 needs images (channels, height, width), got samples of shape {input_shape}"
-        )
-    pixels = math.prod(input_shape[1:])
-    _check_layer("the first convolution", width * pixels, 9 * max(width, input_shape[0]))
-    layers: list[nn.Module] = [*_normed(input_shape[0], width, 3, 1), nn.ReLU()]
-    before = width
-    for stage in range(4):
-        after = width * 2**stage
-        layers.append(_Residual(before, after, 2 if stage else 1))
-        layers.append(_Residual(after, after, 1))
-        before = after
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, num_outputs)]
-    return nn.Sequential(*layers, *head)
-
-
 @MODELS.register("lstm")
 def lstm(
     input_shape: tuple[int, ...],
@@ -262,29 +226,6 @@ def _check_layer(layer: str, values: int, products: int) -> None:
             f"{layer} makes {values:,} values of a sample, of {products:,} products each: "
             f"{MOST_VALUES:,} values and {MOST_PRODUCTS:,} products at most; make it smaller"
         )
-
-
-def _normed(before: int, after: int, kernel: int, stride: int) -> list[nn.Module]:
-    """A convolution, and the norm of its channels."""
-    convolution = nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=False)
-    return [convolution, nn.GroupNorm(math.gcd(GROUPS, after), after)]
-
-
-class _Residual(nn.Module):
-    """Two convolutions, and what they are given added to what they make."""
-
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        first = _normed(before, after, 3, stride)
-        self.body = nn.Sequential(*first, nn.ReLU(), *_normed(after, after, 3, 1))
-        is_same = before == after and stride == 1
-        self.shortcut = nn.Sequential(*([] if is_same else _normed(before, after, 1, stride)))
-        self.last = nn.ReLU()
-
-    def forward(self, values: Tensor) -> Tensor:
-        """relu(body(x) + shortcut(x))."""
-        outputs: Tensor = self.last(self.body(values) + self.shortcut(values))
-        return outputs
 
 
 class _Reader(nn.Module):

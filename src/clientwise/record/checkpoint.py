@@ -129,13 +129,10 @@ def load_checkpoint(
     return state, {name.removeprefix(prefix): one for name, one in own.items()}
 
 
-def load_model(path: Path, *, best: bool = False) -> tuple[int, Tensor]:
-    """Read the last round of a lane, and the model [d] after it.
-
-    With `best`, read the best round and its model, where the lane keeps it.
-    """
+def load_model(path: Path) -> tuple[int, Tensor]:
+    """Read the last round of a lane, or the best one where it keeps that, and the model [d] after it."""
     _, scalars, tensors = _checkpoint(path)
-    if best and {BEST, BEST_ROUND} <= tensors.keys():
+    if {BEST, BEST_ROUND} <= tensors.keys():
         return int(tensors[BEST_ROUND]), tensors[BEST]
     return scalars.round_num, tensors[MODEL]
 

@@ -12,13 +12,12 @@ Rounds with the same header are unpacked together, which takes a tenth of the ti
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 from numpy.typing import NDArray
@@ -27,7 +26,7 @@ from ..errors import RunError
 from .files import holds, is_locked
 
 DATABASE = "run.sqlite"
-VERSION = 13  # of the format; a database says its own in `PRAGMA user_version`
+VERSION = 14  # of the format; a database says its own in `PRAGMA user_version`
 CLIENTS = "clients"  # a frame of a seed, which stands in the place of the lane; its round is 0
 RIGHT = "right"  # a frame: the samples that the best model so far classifies correctly
 SCHEMA = (
@@ -50,7 +49,6 @@ FLOAT = "float"
 WHOLE = "whole"
 TRUTH = "truth"
 BYTES = 8  # of a value
-MANY = 100  # rows: from here on, the quotient of another column is worth looking for
 
 Array = NDArray[Any]
 
@@ -120,38 +118,17 @@ def _is_written(folder: Path) -> bool:
 # Frames as bytes --------------------------------------------------------------------------------------
 
 
-class Quotient(NamedTuple):
-    """A column that may be another one divided by a number, which is then all that is kept of it."""
-
-    values: Any
-    of: tuple[str, ...]  # columns that come before it; the first one that the frame has counts
-
-
 def pack(columns: Mapping[str, Any]) -> bytes:
-    """A frame of arrays, lists and quotients, all of one length."""
+    """A frame of arrays and lists, all of one length."""
     kinds: dict[str, Any] = {}
-    known: dict[str, Array] = {}
     stored: list[Array] = []
-    scales: list[float] = []
-    for name, given in columns.items():
-        base = None
-        if isinstance(given, Quotient):
-            base = next((one for one in given.of if one in known), None)
-            given = given.values
-        kinds[name], known[name] = _numbers(given)
-        large = len(known[name]) >= MANY
-        scale = _scale(known[base], known[name]) if base and large else None
-        if scale is None:
-            stored.append(known[name].view(numpy.uint8))
-        else:
-            kinds[name] = {"of": base}
-            scales.append(scale)
+    for name, values in columns.items():
+        kinds[name], numbers = _numbers(values)
+        stored.append(numbers.view(numpy.uint8))
     by_byte = numpy.stack(stored).reshape(len(stored), -1, BYTES).transpose(0, 2, 1)
-    rows = by_byte.shape[-1]
-    header = json.dumps([rows, kinds]).encode()
+    header = json.dumps([by_byte.shape[-1], kinds]).encode()
     size = len(header).to_bytes(4, "little")
-    content = [size, header, by_byte.tobytes(), numpy.array(scales, "<f8").tobytes()]
-    return zlib.compress(b"".join(content), level=1)
+    return zlib.compress(b"".join([size, header, by_byte.tobytes()]), level=1)
 
 
 def unpack(frames: Iterable[tuple[int, int, bytes]]) -> list[dict[str, Array]]:
@@ -169,25 +146,15 @@ def unpack(frames: Iterable[tuple[int, int, bytes]]) -> list[dict[str, Array]]:
 
 def _unpacked(header: bytes, members: list[tuple[int, int, bytes]]) -> dict[str, Array]:
     rows, kinds = json.loads(header)
-    num_divided = sum(isinstance(kind, dict) for kind in kinds.values())
-    num_stored = len(kinds) - num_divided
-    size = rows * BYTES * num_stored
     content = numpy.frombuffer(b"".join(body for *_, body in members), numpy.uint8)
-    content = content.reshape(len(members), size + BYTES * num_divided)
-    by_byte = content[:, :size].reshape(len(members), num_stored, BYTES, rows)
-    words = numpy.ascontiguousarray(by_byte.transpose(1, 0, 3, 2)).reshape(num_stored, -1)
-    scales = numpy.ascontiguousarray(content[:, size:]).view("<f8").repeat(rows, axis=0)
+    by_byte = content.reshape(len(members), len(kinds), BYTES, rows)
+    words = numpy.ascontiguousarray(by_byte.transpose(1, 0, 3, 2)).reshape(len(kinds), -1)
     columns = {
         "lane": numpy.repeat([lane for lane, *_ in members], rows),
         "round": numpy.repeat([round_num for _, round_num, _ in members], rows),
     }
-    stored = iter(words)
-    divided = iter(scales.T)
-    for name, kind in kinds.items():
-        if isinstance(kind, dict):
-            columns[name] = _divided(columns[kind["of"]], next(divided))
-        else:
-            columns[name] = _values(kind, next(stored))
+    for own, (name, kind) in zip(words, kinds.items(), strict=True):
+        columns[name] = _values(kind, own)
     return columns
 
 
@@ -215,19 +182,3 @@ def _values(kind: Any, words: Array) -> Any:
     if kind == TRUTH:
         return numbers != 0
     return numpy.array(kind, dtype=object)[numbers]
-
-
-def _scale(base: Array, values: Array) -> float | None:
-    """The number that gives the values as a quotient to the bit; None where none is found."""
-    largest = int(numpy.abs(base).argmax())
-    with numpy.errstate(all="ignore"):
-        about = float(base[largest] / values[largest])
-    for candidate in (about, math.nextafter(about, math.inf), math.nextafter(about, -math.inf)):
-        if _divided(base, candidate).tobytes() == values.tobytes():
-            return candidate
-    return None
-
-
-def _divided(base: Array, scale: Any) -> Any:
-    with numpy.errstate(all="ignore"):
-        return base / scale

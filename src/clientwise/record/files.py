@@ -62,19 +62,6 @@ def checkpoint_path(folder: Path, lane: int) -> Path:
     return folder / "checkpoints" / f"lane-{lane}.safetensors"
 
 
-def kept_path(folder: Path, lane: int, round_num: int) -> Path:
-    """The model of a lane after a round, where it is kept (`keep_every`)."""
-    return folder / "checkpoints" / f"lane-{lane}-round-{round_num}.safetensors"
-
-
-def kept_rounds(folder: Path, lane: int) -> list[int]:
-    """The rounds of a lane whose models are kept."""
-    pattern = re.compile(rf"lane-{lane}-round-([0-9]{{1,9}})\.safetensors")
-    paths = (folder / "checkpoints").glob(f"lane-{lane}-round-*")
-    matches = [pattern.fullmatch(path.name) for path in paths]
-    return sorted(int(match[1]) for match in matches if match)
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a run folder for this process, so that no other writes into it."""
@@ -118,13 +105,6 @@ def is_locked(folder: Path) -> bool:
     except (ImportError, OSError):  # no such lock, or no such file
         return False
     return False
-
-
-def wait_until_free(folder: Path, seconds: float) -> None:
-    """Wait until no process writes to this run folder, at most so many seconds."""
-    end = time.monotonic() + seconds
-    while is_locked(folder) and time.monotonic() < end:
-        time.sleep(SECONDS_BETWEEN)
 
 
 def read_whole(path: Path, most: int) -> bytes:

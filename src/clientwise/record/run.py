@@ -18,7 +18,7 @@ from ..errors import NotBegunError, RunError, shortened
 from ..registry import suggest
 from .database import CLIENTS, DATABASE, RIGHT, readable, reading, unpack
 from .facts import MODEL_OF_SEED, MethodFacts, ModelFacts, RunFacts
-from .files import CONFIG, checkpoint_path, is_locked, kept_path, kept_rounds, read_table
+from .files import CONFIG, checkpoint_path, is_locked, read_table
 from .tables import CRITERIA, FRAMES, NORMALISED, RAW
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class RunFolder:
         """All rows of a kind, a new frame each time; docs/frames.md lists the columns.
 
         Args:
-            name: "rounds", "weights", "criteria", "local", "refusals", "clients", "steps" or "other_weights".
+            name: "rounds", "weights", "criteria", "local", "refusals", "clients" or "steps".
         """
         if name not in COLUMNS:
             raise RunError(f"{self.id}: no frame {name!r}{suggest(name, COLUMNS)}")
@@ -124,36 +124,15 @@ class RunFolder:
             "framework keeps it"
         )
 
-    def trained(
-        self, method: str, seed: int, after: int | None = None
-    ) -> tuple[int, dict[str, Tensor]]:
-        """A trained model.
-
-        Args:
-            method: the method.
-            seed: the seed.
-            after: the round after which it was kept. By default the last one or, with `keep = "best"`, the best.
-
-        Returns:
-            The round, and the model's tensors by name.
-        """
+    def trained(self, method: str, seed: int) -> tuple[int, dict[str, Tensor]]:
+        """The last round or, with `keep = "best"`, the best one, and the tensors of the model after it by name."""
         from .checkpoint import load_model  # PyTorch, which no other reader needs
 
-        lane = self.lane(method, seed)
+        path = checkpoint_path(self.folder, self.lane(method, seed))
         about = self.model_facts(seed)
-        path = checkpoint_path(self.folder, lane)
-        kept = kept_rounds(self.folder, lane)
-        last = self.lanes.set_index("lane").loc[lane]
-        if after in kept:
-            path = kept_path(self.folder, lane, after)
-        elif after is not None and not (last["finished"] and after == last["rounds"]):
-            known = ", ".join(map(str, kept)) or "none (`keep_every` keeps some)"
-            raise RunError(
-                f"{self.id}: {method}, seed {seed}, has no model of round {after}; kept before the last: {known}"
-            )
         if not path.exists():
             raise RunError(f"{self.id}: {method}, seed {seed}, has kept no model yet")
-        round_num, vector = load_model(path, best=after is None)
+        round_num, vector = load_model(path)
         if vector.numel() != about.size:
             raise RunError(f"{path}: not a checkpoint of this run (its model has another size)")
         return round_num, about.named(vector)

@@ -33,7 +33,7 @@ from .database import (
     refuse_other_format,
     unpack,
 )
-from .files import checkpoint_path, initial_path, kept_path, kept_rounds
+from .files import checkpoint_path, initial_path
 from .tables import VALUES_OF_CLIENTS, Round, frames_of, values_of
 
 
@@ -212,9 +212,6 @@ class Store:
             for table in ("rounds", "frames"):
                 later = f"DELETE FROM {table} WHERE lane = ? AND round > ?"
                 database.execute(later, (lane, round_num))
-            for kept_round in kept_rounds(self.folder, lane):
-                if kept_round > round_num:
-                    kept_path(self.folder, lane, kept_round).unlink()
 
     def forget_undue(self, rounds: int, every: int, methods: Sequence[str]) -> None:
         """Delete evaluations of all clients that a longer run would not have made.
@@ -303,12 +300,6 @@ class Store:
         with self._explained():
             if not path.exists():
                 write_atomically(path, save({"model": vector}))
-
-    def keep_model(self, lane: int, state: ServerState) -> None:
-        """Keep the model of a round (`keep_every`)."""
-        model = ServerState(state.round_num, state.model, state.loss)
-        with self._explained():
-            save_checkpoint(kept_path(self.folder, lane, state.round_num), model, {})
 
     def _owner(self, lane: int) -> str:
         """This lane of this run, and of no other."""

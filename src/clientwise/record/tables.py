@@ -15,18 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from .database import Quotient
-
 if TYPE_CHECKING:  # reading a run needs no PyTorch
     from torch import Tensor
 
     from ..core.objective.problem import Problem
-    from ..core.types import Counterfactual, Evaluation, RoundRecord
+    from ..core.types import Evaluation, RoundRecord
 
 # Shares of the clients in percent: what each share reaches is recorded (P1's tables; 75: P2's Table 1).
 SHARES = (10, 20, 30, 40, 50, 60, 70, 80, 90, 75)
-NOBODY = -1  # in `without` of other weights
-REPORTED = -1  # in `tested` of other weights: the samples that the run reports on
 
 
 Get = Callable[["Round"], Any]
@@ -47,7 +43,9 @@ class Round:
     @cached_property
     def shown(self) -> Evaluation | None:
         """The evaluation that the run reports: the server's; without one, that of the honest clients."""
-        return _reported(self.record, self.hostile)
+        if self.record.report is not None or self.record.local is None:
+            return self.record.report
+        return _of_honest(self.record.local, self.hostile)
 
     @cached_property
     def class_counts(self) -> Tensor | None:
@@ -71,22 +69,6 @@ class Round:
     def own_results(self) -> list[Any]:
         """Client, metric and loss of clients that have test data."""
         return _own_results(self.record.local)
-
-    @cached_property
-    def other_weights(self) -> list[Any]:
-        """The columns of the frame."""
-        rows = [row for one in self.record.counterfactuals for row in self._tested(one)]
-        return list(zip(*rows, strict=True)) or [()] * 6
-
-    def _tested(self, one: Counterfactual) -> list[tuple[Any, ...]]:
-        """On the samples that the run reports on, then on every client's own."""
-        without = NOBODY if one.client is None else one.client
-        shown = _reported(one, self.hostile)
-        metric = math.nan if shown is None else float(shown.overall()[0])
-        loss = math.nan if shown is None else float(shown.overall_loss()[0])
-        own = zip(*map(numpy.ndarray.tolist, _own_results(one.local)), strict=True)
-        first = (one.kind, without, REPORTED, metric, loss, one.reason)
-        return [first, *((one.kind, without, *values, None) for values in own)]
 
 
 def _same(*names: str) -> dict[str, Get]:
@@ -124,9 +106,10 @@ VALUES: dict[str, Get] = {
     "macro_f1": lambda r: _f1(r.class_counts, "macro_f1"),
     "per_class_f1": lambda r: _f1(r.class_counts, "per_class_f1"),
     **VALUES_OF_CLIENTS,
-    **_same("attack_success", "held_out_change", "priority", "testing_rounds", "no_effect"),
-    **_same("models_moved", "evaluations", "ended", "residual"),
+    **_same("attack_success", "priority", "testing_rounds", "no_effect"),
+    **_same("models_moved", "ended", "residual"),
     "held_out_loss": attrgetter("held_out_loss"),
+    "held_out_change": attrgetter("record.evidence.held_out_change"),
     "candidates": lambda r: r.record.candidates or None,
     "loss_state": lambda r: _changed_loss(r.record, r.problem),
     "notes": lambda r: [*r.record.notes, *_not_evaluated(r.record.local, r.names)],
@@ -145,20 +128,19 @@ FRAMES: dict[str, dict[str, Get]] = {
     "weights": {  # a row for each accepted update
         "client": lambda r: numpy.array(r.record.client_ids, numpy.int64),
         "score": attrgetter("record.scores"),
-        "prior": lambda r: Quotient(r.record.prior, of=("score",)),
-        **_same("z", "harm", "harm_error", "posterior"),
-        "weight": lambda r: Quotient(r.record.weights, of=("posterior", "prior")),
-        "influence": lambda r: Quotient(r.influence, of=("weight",)),
-        "history_z": attrgetter("record.look_back.z"),
-        "copies": attrgetter("record.look_back.copies"),
-        "shapley": lambda r: r.record.contributions and r.record.contributions.values,
-        "shapley_error": lambda r: r.record.contributions and r.record.contributions.errors,
+        "prior": attrgetter("record.prior"),
+        "z": attrgetter("record.evidence.z"),
+        "harm": attrgetter("record.evidence.harm"),
+        "harm_error": attrgetter("record.evidence.harm_error"),
+        "posterior": lambda r: r.record.posterior and r.record.posterior.weights,
+        "weight": attrgetter("record.weights"),
+        "influence": attrgetter("influence"),
+        "history_z": attrgetter("record.evidence.look_back.z"),
+        "pattern_z": attrgetter("record.evidence.scanned.z"),
+        "copies": attrgetter("record.evidence.look_back.copies"),
         **_same("training_loss", "seconds"),
     },
     "local": _columns("own_results", "client", "metric", "loss"),
-    "other_weights": _columns(
-        "other_weights", "kind", "without", "tested", "metric", "loss", "reason"
-    ),
     "steps": _rows("steps", step="name", loss="loss", used="used"),
     "refusals": _rows("refusals", client="client_id", reason="reason", kind="kind"),
 }
@@ -188,14 +170,8 @@ def _criteria(record: RoundRecord) -> dict[str, Any]:
     columns: dict[str, Any] = {"client": numpy.array(record.client_ids, numpy.int64)}
     for index, name in enumerate(record.criteria):
         columns[f"{RAW}{name}"] = record.raw[:, index]
-        columns[f"{NORMALISED}{name}"] = Quotient(record.normalised[:, index], of=(f"{RAW}{name}",))
+        columns[f"{NORMALISED}{name}"] = record.normalised[:, index]
     return columns
-
-
-def _reported(one: RoundRecord | Counterfactual, hostile: Collection[int]) -> Evaluation | None:
-    if one.report is not None or one.local is None:
-        return one.report
-    return _of_honest(one.local, hostile)
 
 
 def _of_honest(local: Evaluation, hostile: Collection[int]) -> Evaluation | None:

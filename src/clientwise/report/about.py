@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy
 from pandas import DataFrame as Frame
 
 from ..errors import shortened
@@ -42,7 +41,9 @@ def what_was_run(results: Results) -> Iterator[Item]:
 def config(results: Results) -> Iterator[Item]:
     """Every key of the resolved config, where there is one run."""
     if len(results.runs) == 1:
-        rows = [(key, in_words(value)) for key, value in _flat(results.runs[0]).items()]
+        (run,) = results.runs
+        values = _dotted(run, methods_of(run))
+        rows = [(key, in_words(value)) for key, value in values.items()]
         yield "The resolved config with all defaults. Methods are listed by name."
         yield Table("config", "Config", Frame(rows, columns=["key", "value"]))
 
@@ -54,7 +55,7 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
     table = encoding(run)
     columns = target = ""
     if table is not None:
-        columns = in_words([_column(one) for one in table.columns])
+        columns = in_words([one.name for one in table.columns])
         target = in_words(f"{table.target}: {', '.join(table.classes)}".removesuffix(": "))
     model = in_words(given.get("model") or _absent(run))
     lines: list[tuple[str, Any]] = [
@@ -65,11 +66,11 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
         ("model", f"{model}, {facts.model_bytes // 4:,} values"),
         ("training", in_words(stated(run, "training")) or _absent(run)),
         ("methods", listed(run.methods)),
-    ]
-    for name, module in facts.functions.items():
-        lines.append(("function", f"{name} was given in Python as a function of {module}"))
-    lines += [
-        ("seeds", _ranges(sorted(set(run.lanes["seed"].tolist())))),
+        *(
+            ("function", f"{name} was given in Python as a function of {module}")
+            for name, module in facts.functions.items()
+        ),
+        ("seeds", in_words(sorted({*run.lanes["seed"]}))),
         ("rounds", f"{facts.rounds:,}"),
         ("metric", f"{facts.metric} on {facts.reported_on}"),
         ("warm start", facts.initial_model),
@@ -149,13 +150,6 @@ def _clients(run: RunFolder) -> str:
     return f"{text}; {hostile} hostile" if hostile else text
 
 
-def _column(column: Any) -> str:
-    facts = [f"{len(column.categories)} categories"] if column.categories else []
-    if column.missing:
-        facts.append(f"{column.missing:.0%} missing")
-    return f"{column.name} ({', '.join(facts)})" if facts else str(column.name)
-
-
 def tuning_in_words(run: RunFolder) -> str:
     """What was tuned, over what, with how many trials on which seeds; "" where nothing was."""
     tuned = {name: own for name in run.methods if (own := run.about(name).tuned)}
@@ -166,15 +160,8 @@ def tuning_in_words(run: RunFolder) -> str:
 
 def differences(runs: Sequence[RunFolder]) -> Table:
     """The keys of config, versions and data in which runs differ, with each run's value."""
-    values = [_all_values(run) for run in runs]
-    every = dict.fromkeys(name for run in runs for name in run.methods)
-    for method in every:
-        if all(method in run.methods for run in runs):
-            continue
-        for run, own in zip(runs, values, strict=True):  # one line, not one for each option
-            for key in [key for key in own if key.startswith(f"methods.{method}.")]:
-                del own[key]
-            own[f"methods.{method}"] = "present" if method in run.methods else "–"
+    shared = set.intersection(*({*run.methods} for run in runs))
+    values = [_all_values(run, shared) for run in runs]
     keys = dict.fromkeys(key for own in values for key in own)
     rows = [(key, *(in_words(own.get(key, "–")) for own in values)) for key in keys]
     different = [row for row in rows if len({*row[1:]}) > 1]
@@ -182,23 +169,30 @@ def differences(runs: Sequence[RunFolder]) -> Table:
     return Table("differences", "Differences", frame, "" if different else NO_DIFFERENCE)
 
 
-def _all_values(run: RunFolder) -> dict[str, object]:
-    """What a run's config, versions and data say, by key."""
+def _all_values(run: RunFolder, shared: Collection[str]) -> dict[str, object]:
+    """What a run's config, versions and data say, by key; of a method that not all runs have, that it is there."""
     versions = {f"versions.{name}": value for name, value in _versions(run).items()}
     data = {
         f"data of seed {seed}": f"fingerprint {print[:8]}"
         for seed, print in sorted(run.facts.data.items())
     }
-    return {**_flat(run), **versions, "initial model": run.facts.initial_model, **data}
+    tables = {
+        name: table if name in shared else "present" for name, table in methods_of(run).items()
+    }
+    config = _dotted(run, tables)
+    return {**config, **versions, "initial model": run.facts.initial_model, **data}
 
 
-def _flat(run: RunFolder) -> dict[str, Any]:
+def methods_of(run: RunFolder) -> dict[str, Any]:
+    """The tables of the methods by name; empty where the config cannot be read."""
+    found = run.config.get("methods")
+    tables = found if isinstance(found, list) else []
+    return {str(one.get("name")): one for one in tables if isinstance(one, Mapping)}
+
+
+def _dotted(run: RunFolder, methods: Mapping[str, Any]) -> dict[str, Any]:
     """Every value of the config by its dotted key; methods by name, so that their order does not matter."""
-    methods = run.config.get("methods")
-    tables = (
-        [one for one in methods if isinstance(one, Mapping)] if isinstance(methods, list) else []
-    )
-    named = {"methods": {str(one.get("name")): one for one in tables}} if tables else {}
+    named = {"methods": methods} if methods else {}
     return dotted_keys({**run.config, **named}, in_lists=True)
 
 
@@ -212,35 +206,13 @@ def _versions(run: RunFolder) -> dict[str, str]:
     return {str(name): in_words(value) for name, value in known.items()}
 
 
-def _ranges(seeds: Sequence[int]) -> str:
-    """Seeds, as a range where they are consecutive."""
-    if len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1:
-        return f"{seeds[0]}–{seeds[-1]}"
-    return ", ".join(map(str, seeds))
-
-
 # How samples are divided among clients ------------------------------------------------------------
 
 
-def data_items(
-    summary: DataSummary, title: str, weighs_by_report: bool, hostile: Sequence[int]
-) -> Iterator[Item]:
-    """Sizes, the server's samples, classes by client, and the columns of a table."""
-    num_classes = summary.classes.shape[1]
-    sizes = {"training samples": summary.train, "test samples": summary.test}
-    totals = [int(summary.train.sum()), int(summary.test.sum())]
-    if num_classes:
-        sizes["classes"] = summary.classes_per_client
-        totals.append(num_classes)
-    rows = [
-        (name, *numpy.quantile(values, [0.0, 0.5, 1.0]).astype(int).tolist(), total)
-        for (name, values), total in zip(sizes.items(), totals, strict=True)
-    ]
-    columns = ["per client", "minimum", "median", "maximum", "total"]
-    yield Table("sizes", title, Frame(rows, columns=columns))
-    yield from _remarks(summary, weighs_by_report, hostile)
-    if num_classes:
-        yield _classes(summary)
+def data_items(summary: DataSummary, title: str, hostile: Sequence[int]) -> Iterator[Item]:
+    """The samples of every client, remarks, and the columns of a table."""
+    yield _by_client(summary, title)
+    yield from _remarks(summary, hostile)
     if summary.table is not None:
         named = [
             (shortened(one.name, 40), _values(one), one.missing)
@@ -253,51 +225,42 @@ def data_items(
         yield Table("columns", name, frame, note, formats={"missing": percent})
 
 
+def _by_client(summary: DataSummary, title: str) -> Table:
+    """Samples by client, and by class where there are few classes; of many clients, the largest ones."""
+    sizes = {"training": summary.train.tolist(), "test": summary.test.tolist()}
+    frame = Frame({"client": _names(summary), **sizes})
+    if len(summary.class_names) > MOST_CLASSES:
+        frame["classes"] = summary.classes_per_client.tolist()
+    else:
+        frame[summary.class_names] = summary.classes.tolist()
+    note = ""
+    if len(frame) > MOST_ROWS:
+        note = f"The {MOST_ROWS} largest of {len(frame):,} clients."
+        frame = frame.nlargest(MOST_ROWS, "training")
+    formats = dict.fromkeys(frame.columns[1:], lambda number: f"{number:,}" if number else "·")
+    return Table(
+        "clients",
+        f"{title}: samples, and training samples of each class",
+        frame,
+        note,
+        formats=formats,
+    )
+
+
 def _values(column: Any) -> str:
     if column.categories:
         return shortened(f"categories: {', '.join(column.categories)}", 60)
     return f"numbers, mean {column.fill:.4g}"
 
 
-def _remarks(summary: DataSummary, weighs_by_report: bool, hostile: Sequence[int]) -> Iterator[str]:
-    weigh, report = int(summary.weigh.sum()), int(summary.report.sum())
-    if weighs_by_report and report:
-        yield f"Server: {report:,} samples, for weighting and for reporting."
-    elif weigh or report:
-        yield f"Server: {weigh:,} samples for weighting, {report:,} for reporting."
-    else:
-        yield "Server: no samples. The metric is reported on the clients' pooled test samples."
+def _remarks(summary: DataSummary, hostile: Sequence[int]) -> Iterator[str]:
     if summary.shared:
         yield f"Not disjoint: {summary.shared:,} training samples are held by more than one client."
     if summary.unused:
         yield f"Not used: {summary.unused:,} of {summary.num_samples:,} samples."
-    if not int(summary.test.sum()):
-        yield "The clients have no test sets."
     if hostile:
         few = ", ".join(map(str, hostile[:10])) + " …" * (len(hostile) > 10)
         yield f"Hostile: {counted(len(hostile), 'client')} ({few}). The table shows their true classes."
-
-
-def _classes(summary: DataSummary) -> Table:
-    """Training samples by client and class; of many clients, some at even distances in the order of their size."""
-    frame = Frame({"client": _names(summary), "samples": summary.train.tolist()})
-    if len(summary.class_names) > MOST_CLASSES:
-        frame["classes"] = summary.classes_per_client.tolist()
-    else:
-        frame[list(summary.class_names)] = summary.classes.tolist()
-    note = ""
-    if len(frame) > MOST_ROWS:
-        note = f"{MOST_ROWS} of the {len(frame):,} clients, from the largest to the smallest."
-        ranks = numpy.linspace(0, len(frame) - 1, MOST_ROWS).round().astype(int)
-        frame = frame.sort_values("samples", ascending=False, kind="stable").iloc[ranks]
-        frame = frame.reset_index(drop=True)
-    if "classes" not in frame:
-        every = [int(summary.train.sum()), *summary.classes.sum(0).tolist()]
-        frame.loc[len(frame)] = ["all", *every]
-        if server := int(summary.report.sum()):
-            frame.loc[len(frame)] = ["server", server, *summary.report.tolist()]
-    formats = dict.fromkeys(frame.columns[2:], lambda number: f"{number:,}" if number else "·")
-    return Table("classes", "Training samples of each class", frame, note, formats=formats)
 
 
 def _names(summary: DataSummary) -> list[str]:

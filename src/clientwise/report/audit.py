@@ -10,8 +10,7 @@ import pandas
 
 from ..errors import RunError
 from ..registry import suggest
-from .about import in_words
-from .explanation import Explanation, Round, explain, lane_rows, records
+from .explanation import Explanation, Round, explain, lane_rows
 from .items import Chart, Item, Table, Unit, counted, fixed, percent
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
 MOST_CLIENTS = 500  # in the tables of a round
 MOST_BARS = 20  # clients in its picture
+MOST_TOLD = 3  # of them in the words below it
 COLUMNS = {  # from the score to the share, in the order in which they are computed
     "score": "score",
     "prior": "weight by criteria",
@@ -48,10 +48,8 @@ def why(
     method: str,
     seed: int,
     round_num: int | None = None,
-    *,
-    details: bool = False,
 ) -> str:
-    """At most six lines about a client's share, the answer first; `details` adds the parameters.
+    """At most six lines about a client's share, the answer first.
 
     Args:
         run: the run.
@@ -59,7 +57,6 @@ def why(
         method: the method.
         seed: the seed.
         round_num: the round; None is the last one in which the client took part.
-        details: whether to add how weights are computed, with all parameters, and notes on the round.
     """
     rows = lane_rows(run, "weights", method, seed)
     own = rows[rows["client"] == _number(run, seed, client)]
@@ -68,7 +65,7 @@ def why(
         return f"{where}{client} took part in no round."
     last = own["round"].max()
     at = Round(run, method, seed, last if round_num is None else round_num)
-    found = explain(run, method, seed, at.round_num, own["client"].unique())
+    found = explain(at, own["client"].unique())
     if not found:
         return f"{where}{client} took no part in round {round_num}; the last was round {last}."
     one = found[0]
@@ -77,8 +74,6 @@ def why(
         facts.append(f"Refused in {count} of {counted(len(own), 'round')}: {reason}.")
     limits = f"{one.by_copies()} {one.by_bounds()}".strip()
     lines = [one.by_criteria(), one.by_evidence(), limits, one.by_rule(), " ".join(facts).strip()]
-    if details:
-        lines += [*_parameters(at), *_notes(at)]
     return "\n  ".join([f"{where}{one.answer()}", *filter(None, lines)])
 
 
@@ -104,7 +99,7 @@ def last_audits(run: RunFolder) -> Iterator[tuple[str, list[Item]]]:
         refused = own.dropna(subset=["refusal"]).groupby("refusal")["round"].min()
         for round_num in sorted({*refused, *own["round"].tail(1)}):
             at = Round(run, method, seed, round_num)
-            yield at.title, [*audit(run, method, seed, round_num)]
+            yield at.title, [*audit(at)]
 
 
 def audits(
@@ -112,115 +107,54 @@ def audits(
     round_num: int,
     method: str | None = None,
     seed: int | None = None,
-    *,
-    details: bool = False,
 ) -> Iterator[Item]:
-    """A round in the terminal, under every method and seed that has run it, or under one; see `audit`."""
-    wanted = run.methods if method is None else [method]
-    lanes = [(name, own) for name in wanted for own in run.seeds(name) if seed in (None, own)]
-    if not lanes:
-        run.lane(wanted[0], -1 if seed is None else seed)  # an error says what there is
+    """A round in the terminal, under every method that has run it, or under one; of several seeds, the first."""
+    wanted = run.methods if method is None else [run.about(method).name]
+    lanes = [(name, run.seeds(name)[0] if seed is None else seed) for name in wanted]
     done = run.lanes.set_index(["method", "seed"])["rounds"]
-    for lane in [lane for lane in lanes if done[lane] >= round_num] or lanes[:1]:
-        yield from audit(run, *lane, round_num, details=details)
+    begun = [lane for lane in lanes if done.get(lane, 0) >= round_num]
+    for lane in begun or lanes[:1]:
+        yield from audit(Round(run, *lane, round_num))
 
 
-def audit(
-    run: RunFolder, method: str, seed: int, round_num: int, *, details: bool = False
-) -> Iterator[Item]:
-    """The weights of a round: a picture, a row per client, what moved each weight, and notes.
-
-    Args:
-        run: the run.
-        method: the method.
-        seed: the seed.
-        round_num: the round.
-        details: whether to add how weights are computed, with all parameters.
-    """
-    at = Round(run, method, seed, round_num)
-    told = explain(run, method, seed, round_num)
-    yield shares(run, method, seed, round_num)
-    yield from _picture(at, told)
+def audit(at: Round) -> Iterator[Item]:
+    """The weights of a round: a picture, a row per client, what moved each weight, and notes."""
+    told = at.explanations
+    yield shares(at)
     yield _clients(at, told[:MOST_CLIENTS])
     moved = [(one.label, one.answer() if one.refusal else one.reasons()) for one in told]
     rows = [row for row in moved[:MOST_CLIENTS] if row[1]]
     if rows:
         frame = pandas.DataFrame(rows, columns=["client", "reasons"])
-        yield Table(_id(at, "moved"), "What moved the weights", frame)
+        yield Table(f"moved-{at.id}", "What moved the weights", frame)
     if len(told) > MOST_CLIENTS:
         yield (
             f"{len(told) - MOST_CLIENTS:,} more clients have less weight, or were refused. "
             '`Run.frame("weights")` in Python has all of them.'
         )
     yield from _notes(at)
-    if details:
-        yield from _parameters(at)
 
 
-def _id(at: Round, what: str) -> str:
-    return f"{what}-{at.method}-{at.seed}-{at.round_num}"
-
-
-def shares(run: RunFolder, method: str, seed: int, round_num: int) -> Chart:
+def shares(at: Round) -> Chart:
     """A bar for each client of a round: its final share, the largest first, with the reason in brief."""
-    at = Round(run, method, seed, round_num)
-    told = sorted(explain(run, method, seed, round_num), key=lambda one: -(one.share or 0.0))
+    told = sorted(at.explanations, key=lambda one: -one.share)
     shown = told if len(told) <= MOST_BARS else [*told[: MOST_BARS // 2], *told[-MOST_BARS // 2 :]]
-    names = [f"{_marked(one)}: {one.brief()}" for one in shown]
-    values = [one.share or 0.0 for one in shown]
+    bars = {f"{_marked(one)}: {one.brief()}": one.share for one in shown}
     return Chart(
-        _id(at, "shares"),
+        f"shares-{at.id}",
         f"{at.title}: shares and reasons (line: equal share)",
-        pandas.DataFrame({"client": names, "share": values}),
+        pandas.DataFrame(bars.items(), columns=["client", "share"]),
         "bars",
         x="share",
         y="client",
         format=".0%",
         reference=told[0].equal_share if told else None,
-        alt="; ".join(
-            f"{name}, {percent(share)}" for name, share in zip(names, values, strict=True)
-        ),
+        alt="; ".join(f"{name}, {percent(share)}" for name, share in [*bars.items()][:MOST_TOLD]),
     )
 
 
 def _marked(one: Explanation) -> str:
     return f"{one.label} (hostile)" if one.is_hostile else one.label
-
-
-def _picture(at: Round, told: Sequence[Explanation]) -> Iterator[Chart]:
-    """How an equal share becomes each client's final share, step by step."""
-    steps = []
-    for one in told:
-        evidence = one.prior if one.evidence is None else one.evidence.after
-        path = [one.equal_share, one.prior, evidence, one.weight, one.influence]
-        movers = ("criteria", "evidence", "bounds", "rule" if one.clipped is None else "clipping")
-        for mover, (before, after) in zip(movers, pairwise(path), strict=True):
-            steps.append((_marked(one), mover, before, after))
-    frame = pandas.DataFrame(steps, columns=["client", "step", "from", "to"]).dropna()
-    is_moved = (frame["from"] - frame["to"]).abs() > 1e-9
-    frame = frame[frame["step"].isin(frame.loc[is_moved, "step"])]
-    if frame.empty:
-        return
-    equal = told[0].equal_share
-    distance = (frame["to"] - equal).abs().groupby(frame["client"]).max()
-    farthest = distance.nlargest(MOST_BARS).index
-    yield Chart(
-        _id(at, "steps"),
-        f"{at.title}: from an equal share to the final one",
-        frame[frame["client"].isin(farthest)],
-        "bars",
-        x="to",
-        y="client",
-        colour="step",
-        low="from",
-        high="to",
-        format=".1%",
-        reference=equal,
-        alt=(
-            f"Every client begins with an equal share of {percent(equal)} (the line); "
-            f"{' and then '.join(frame['step'].unique())} lead to its final share."
-        ),
-    )
 
 
 def _clients(at: Round, told: Sequence[Explanation]) -> Table:
@@ -238,16 +172,30 @@ def _clients(at: Round, told: Sequence[Explanation]) -> Table:
     if len(priority := at.record.get("priority") or ()) > 1:
         title += f", priority {' > '.join(priority)}"
     return Table(
-        _id(at, "audit"),
+        f"audit-{at.id}",
         title,
         frame.join(pandas.DataFrame(values)),
+        " ".join(means for column, means in MEANINGS.items() if column in rows),
         formats=FORMATS,
         secondary=("reason", "harm", "history z"),
     )
 
 
 def _notes(at: Round) -> Iterator[str]:
+    """What else there is to say of the weights of a round, and of its model."""
     yield from at.record.get("notes") or ()
+    if at.about.averages_equally:
+        yield "Clients were drawn by their score, so their weights are equal."
+    steps = at.rows("steps")
+    if len(steps):
+        (used,) = steps.loc[steps["used"].astype(bool), "step"]
+        losses = ", ".join(
+            f"{name} {loss:.4g}" for name, loss in zip(steps["step"], steps["loss"], strict=True)
+        )
+        yield (
+            f"The server tried {len(steps)} steps and used {used}. Losses on its samples: {losses}. "
+            "The decision adds up the losses of earlier rounds, with decay."
+        )
     if tried := at.record.get("candidates"):
         text = Unit(at.run.facts.is_share).text
         orders = "; ".join(f"{' > '.join(order)} {text(metric)}" for order, metric in tried)
@@ -255,39 +203,3 @@ def _notes(at: Round) -> Iterator[str]:
         yield f"Orders of priority tried, with their {at.run.facts.metric}: {orders} ({rounds})."
     if names := at.record.get("no_effect"):
         yield f"No effect on the weights: {', '.join(names)} (constant across the clients of this round)."
-
-
-def _parameters(at: Round) -> Iterator[str]:
-    """Score, criteria, evidence, bounds, rule and server steps of a round, a sentence or two each."""
-    about = at.about
-    if not at.table:
-        yield "The options of parts are unknown: the config cannot be read."
-    order = ", ".join(about.criteria)
-    if len(priority := at.record.get("priority") or ()) > 1:
-        order = f"{' > '.join(priority)} (most important first)"
-    if about.score:
-        score = in_words(at.table.get("score", about.score))
-        yield f"Weight by the criteria = score / sum of scores. Score: {score}. Criteria: {order}."
-    if about.averages_equally:
-        yield "Clients were drawn by their score, so their weights are equal."
-    if about.evidence:
-        yield f"Evidence: {in_words(at.table.get('evidence', about.evidence))}."
-    found = at.rows("weights").dropna(axis="columns", how="all")
-    yield from (means for column, means in MEANINGS.items() if column in found)
-    limits = [
-        f"{key} {100 * at.bounds.get(key, 0):.4g}%"
-        for key in ("cap", "floor")
-        if at.bounds.get(key)
-    ]
-    if limits:
-        yield f"Bounds: {', '.join(limits)}."
-    if at.rule:
-        yield f"Final share: the client's part of the aggregate after {at.rule}."
-    tried = records(at.rows("steps"))
-    if tried:
-        losses = ", ".join(f"{one['step']} {one['loss']:.4g}" for one in tried)
-        used = next(one["step"] for one in tried if one["used"])
-        yield (
-            f"The server tried {len(tried)} steps and used {used}. Losses on its samples: {losses}. "
-            "The decision adds up the losses of earlier rounds, with decay."
-        )

@@ -11,6 +11,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -36,6 +37,7 @@ COLOURS = (
     "#B8A900",
 )
 DASHES = ([1, 0], [6, 2], [6, 2, 1, 2], [2, 2], [10, 3], [10, 3, 2, 3])
+PATIENCE = 300  # seconds, for all charts of a report: with little memory, drawing may never end
 MOST_BANDS = 2  # that can overlap and still be read
 # What charts are drawn by ends its whole process where it lacks memory: it has one of its own.
 PROGRAM = """
@@ -71,28 +73,20 @@ CONFIG: dict[str, Any] = {
 
 
 def specification(
-    chart: Chart, methods: Sequence[str] = (), width: float | Literal["container"] = "container"
+    chart: Chart, width: float | Literal["container"] = "container"
 ) -> dict[str, Any]:
-    """A chart as Vega-Lite, without its data.
-
-    Args:
-        chart: the chart.
-        methods: all methods of a report, so that each has its colour in all charts.
-        width: in points; by default that of the page.
-    """
-    layers = {"lines": _lines, "bars": _bars, "cells": _cells}[chart.kind](chart, list(methods))
+    """A chart as Vega-Lite, without its data; the width is in points, by default that of the page."""
+    is_lines = chart.kind == "lines"
+    layers = {"lines": _lines, "bars": _bars, "cells": _cells}[chart.kind](chart)
     if chart.reference is not None:
-        across = {"datum": chart.reference}
         rule = {"type": "rule", "strokeDash": [4, 4], "color": "currentColor", "opacity": 0.6}
-        layers.append(
-            {"mark": rule, "encoding": {"y": across} if chart.kind == "lines" else {"x": across}}
-        )
-    count = chart.frame[chart.y].nunique() if chart.kind != "lines" else 0
+        across = {"y" if is_lines else "x": {"datum": chart.reference}}
+        layers.append({"mark": rule, "encoding": across})
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "description": chart.alt or chart.title,
         "width": width,
-        "height": 240 if chart.kind == "lines" else min(40 + 18 * count, 700),
+        "height": 240 if is_lines else min(40 + 18 * chart.frame[chart.y].nunique(), 700),
         "autosize": {"type": "fit-x", "contains": "padding"},
         "layer": layers,
         "config": CONFIG,
@@ -106,33 +100,28 @@ def rows(chart: Chart) -> Any:
     return short.astype(object).where(known.notna(), None)
 
 
-def figure(
-    chart: Chart, methods: Sequence[str] = (), width: float = POINTS * PAGE
-) -> dict[str, Any]:
+def figure(chart: Chart, width: float = POINTS * PAGE) -> dict[str, Any]:
     """A chart with its title, as it stands alone: in a notebook, or in a paper."""
-    spec = specification(chart, methods, width)
     title = {"text": chart.title, "fontSize": 11}
     data = {"values": rows(chart).to_dict("records")}
-    return {**spec, "data": data, "title": title, "background": "white"}
+    return {**specification(chart, width), "data": data, "title": title, "background": "white"}
 
 
-def packed(chart: Chart, methods: Sequence[str] = ()) -> dict[str, Any]:
+def packed(chart: Chart) -> dict[str, Any]:
     """A chart as the page carries it, whose script unpacks the data: a column is named once, not in every row."""
-    return {**specification(chart, methods), "data": {"columns": rows(chart).to_dict("list")}}
+    return {**specification(chart), "data": {"columns": rows(chart).to_dict("list")}}
 
 
-def pictures(
-    charts: Sequence[Chart], format: Format, methods: Sequence[str] = (), width: float = COLUMN
-) -> list[bytes]:
+def pictures(charts: Sequence[Chart], format: Format, width: float = COLUMN) -> list[bytes]:
     """Charts as files for a paper."""
     options = {"ppi": 200} if format == "png" else {}
-    specs = [figure(chart, methods, POINTS * width) for chart in charts]
+    specs = [figure(chart, POINTS * width) for chart in charts]
     return converted((f"vegalite_to_{format}", spec, options) for spec in specs)
 
 
-def draw(chart: Chart, path: Path, methods: Sequence[str] = (), width: float = PAGE) -> None:
+def draw(chart: Chart, path: Path, width: float = PAGE) -> None:
     """Write a chart in the format that the file's name ends in."""
-    (made,) = pictures([chart], path.suffix[1:], methods, width)  # type: ignore[arg-type]
+    (made,) = pictures([chart], path.suffix[1:], width)  # type: ignore[arg-type]
     make_folder(path.parent)
     write_atomically(path, made)
 
@@ -142,7 +131,13 @@ def converted(calls: Iterable[tuple[str, Any, dict[str, Any]]]) -> list[bytes]:
     with needing("report", "a chart"):
         import vl_convert  # noqa: F401
     command = [sys.executable, "-P", "-c", PROGRAM]
-    done = subprocess.run(command, input=json.dumps([*calls]).encode(), capture_output=True)
+    given = json.dumps([*calls]).encode()
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise ClientwiseError(
+            f"charts cannot be drawn: not done after {PATIENCE} seconds; too little memory?"
+        ) from None
     if done.returncode:
         reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         said = f" ({reason[0]})" if reason and done.returncode > 0 else ": too little memory?"
@@ -150,49 +145,41 @@ def converted(calls: Iterable[tuple[str, Any, dict[str, Any]]]) -> list[bytes]:
     return [base64.b64decode(line) for line in done.stdout.split()]
 
 
-def _lines(chart: Chart, methods: list[str]) -> list[Layer]:
+def _lines(chart: Chart) -> list[Layer]:
     scale = {"type": "log"} if chart.logarithmic else {"zero": False}
     step = {"tickMinStep": 1} if chart.frame[chart.x].dtype.kind in "iu" else {}
-    x = _field(chart.x, scale={"nice": False}, axis=step)
     y = _field(chart.y, scale=scale, title=None, axis={"format": chart.format})
-    colour = _colour(chart, methods)
-    names = colour["scale"]["domain"]
-    place = {"x": x, "y": y, "color": colour}
-    dash = {**colour, "scale": {"domain": names, "range": [*DASHES]}}
-    line = {"mark": {"type": "line", "strokeWidth": 2}, "encoding": {**place, "strokeDash": dash}}
-    touched = {**place, "opacity": {"value": 0}, "tooltip": _tips(chart)}
-    select = {"type": "point", "fields": [chart.colour], "on": "pointerover"}
-    point = {
-        "name": "points",
-        "mark": {"type": "point", "size": 90},
-        "encoding": touched,
-        "params": [{"name": "pick", "select": select}],
+    names = list(chart.names or chart.frame[chart.colour].unique())
+    colours = [COLOURS[place % len(COLOURS)] for place in range(len(names))]
+    legend = {"values": list(chart.frame[chart.colour].unique())}
+    named = partial(_field, chart.colour, "nominal", legend=legend)
+    place = {
+        "x": _field(chart.x, scale={"nice": False}, axis=step),
+        "y": y,
+        "color": named(scale={"domain": names, "range": colours}),
     }
-    if chart.low not in chart.frame:
-        return [line, point]
-    # The range of the line that one points at
-    always = 0.15 if len(names) <= MOST_BANDS else 0.0
-    shown = {"condition": {"param": "pick", "empty": False, "value": 0.25}, "value": always}
-    ends = {"y": {**y, "field": chart.low}, "y2": {"field": chart.high}, "opacity": shown}
-    return [{"mark": "area", "encoding": {**place, **ends}}, line, point]
+    dashed = {**place, "strokeDash": named(scale={"domain": names, "range": [*DASHES]})}
+    touched = {**place, "opacity": {"value": 0}, "tooltip": _tips(chart)}
+    layers: list[Layer] = [
+        {"mark": {"type": "line", "strokeWidth": 2}, "encoding": dashed},
+        {"mark": {"type": "point", "size": 90}, "encoding": touched},
+    ]
+    if chart.low in chart.frame and len(names) <= MOST_BANDS:
+        ends = {"y": {**y, "field": chart.low}, "y2": {"field": chart.high}}
+        layers.insert(0, {"mark": {"type": "area", "opacity": 0.15}, "encoding": {**place, **ends}})
+    return layers
 
 
-def _bars(chart: Chart, methods: list[str]) -> list[Layer]:
-    encoding: dict[str, Any] = {
+def _bars(chart: Chart) -> list[Layer]:
+    encoding = {
         "x": _field(chart.x, title=None, axis={"format": chart.format}),
         "y": _field(chart.y, "nominal", sort=None, title=None),
         "tooltip": _tips(chart),
     }
-    if chart.low in chart.frame:
-        encoding |= {"x": {**encoding["x"], "field": chart.low}, "x2": {"field": chart.high}}
-    if chart.colour in chart.frame:  # side by side: steps may go back and forth
-        encoding["yOffset"] = _field(chart.colour, "nominal", sort=None)
-        encoding["color"] = _colour(chart, methods)
-        encoding["color"]["legend"]["symbolType"] = "square"
     return [{"mark": "bar", "encoding": encoding}]
 
 
-def _cells(chart: Chart, methods: list[str]) -> list[Layer]:
+def _cells(chart: Chart) -> list[Layer]:
     scale: dict[str, Any] = {"scheme": "cividis"}
     if chart.limits:
         scale |= {"domain": [*chart.limits], "clamp": True}
@@ -215,19 +202,6 @@ def _numbers(chart: Chart) -> list[str]:
 
 def _field(name: str, kind: str = "quantitative", **options: Any) -> dict[str, Any]:
     return {"field": name, "type": kind, **options}
-
-
-def _colour(chart: Chart, methods: list[str]) -> dict[str, Any]:
-    """The colour of a name: the same in all charts, where it is that of a method."""
-    names = list(dict.fromkeys(chart.frame[chart.colour]))
-    domain = methods if {*names} <= {*methods} else names
-    colours = [COLOURS[place % len(COLOURS)] for place in range(len(domain))]
-    return _field(
-        chart.colour,
-        "nominal",
-        scale={"domain": domain, "range": colours},
-        legend={"values": names},
-    )
 
 
 def _tips(chart: Chart) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.reasons import Kept
 from ..errors import RunError
-from .about import in_words
+from .about import in_words, methods_of
 from .items import counted, percent
 
 if TYPE_CHECKING:
@@ -35,10 +35,11 @@ LOSSES = {  # by the source of the server set: the loss that evidence is about
 SIGNIFICANT = {  # by witness, in a few words
     "loss": "would raise the loss",
     "past": "points against its own past",
+    "pattern": "reacts to a suspect pattern",
     "unknown": "significant evidence against it",
 }
 
-Witness = Literal["loss", "past", "unknown"]
+Witness = Literal["loss", "past", "pattern", "unknown"]
 Cause = Literal[
     "refused",
     "criteria",
@@ -55,7 +56,7 @@ Cause = Literal[
 Row = Mapping[str, Any]  # of a frame, with None for what is absent
 FACTS = ["round", "client", "name", "hostile", "refusal"]  # columns of the frame "weights"
 WEIGHTS = ["prior", "posterior", "copies", "weight", "influence"]
-NUMBERS = [*WEIGHTS, "z", "history_z", "harm", "harm_error"]
+NUMBERS = [*WEIGHTS, "z", "history_z", "pattern_z", "harm", "harm_error"]
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,9 @@ class Evidence:
         if self.witness == "past":
             verb = "pointed" if is_past else "points"
             return f"its update {verb} against its own earlier updates"
+        if self.witness == "pattern":
+            verb = "reacted" if is_past else "reacts"
+            return f"its model {verb} more than others to a pattern of a suspected backdoor"
         if self.witness == "unknown" or self.harm is None:
             return "its size is not recorded"
         verb = "would have raised" if is_past else "would raise"
@@ -114,20 +118,20 @@ class Explanation:
     round_num: int
     num_accepted: int
     refusal: str | None = None
+    attack: str | None = None  # of a client that is hostile in a simulation
+    prior: float = 0.0  # the weight by the criteria
+    weight: float = 0.0  # within the bounds
+    influence: float = 0.0  # the share after clipping and the rule
     criteria: tuple[Criterion, ...] = ()
-    prior: float | None = None  # the weight by the criteria
     evidence: Evidence | None = None  # None: the method has none, or it said nothing in this round
     copies: int = 1  # updates that are almost equal to this one, itself included
     unbounded: float | None = None  # the weight before bounds, where they changed it
     limit: Literal["cap", "floor"] | None = None  # the one that it reached
-    weight: float | None = None
     clipped: float | None = None  # the share of the update's length that clipping left
     rule: str = ""  # what turns weights into shares, with its options
-    influence: float | None = None  # the share after clipping and the rule
-    attack: str | None = None  # of a client that is hostile in a simulation
+    kept: str | None = None  # why the round kept the model of the round before
     is_simulated: bool = False  # whether it is known which clients are hostile
     new_data_since: int | None = None
-    kept: str | None = None  # why the round kept the model of the round before
 
     @property
     def called(self) -> str:
@@ -145,7 +149,7 @@ class Explanation:
         return 1 / max(1, self.num_accepted)
 
     @property
-    def share(self) -> float | None:
+    def share(self) -> float:
         """The final share; 0 where the model stayed."""
         return self.influence if self.kept is None else 0.0
 
@@ -165,15 +169,9 @@ class Explanation:
         return self.evidence is not None and self.evidence.last == self.round_num
 
     @property
-    def is_harmful(self) -> bool:
-        """Whether its update would raise the loss in this round, significantly and beyond the margin."""
-        found = self.evidence
-        return found is not None and self.is_significant and found.witness == "loss"
-
-    @property
     def cause(self) -> Cause:
         """What moved its share most, as a factor; a bound that it reached takes the place of all before it."""
-        if self.prior is None or self.weight is None or self.influence is None:
+        if self.refusal is not None:
             return "refused"
         if self.kept is not None:
             return "kept"
@@ -212,7 +210,7 @@ class Explanation:
 
     def by_criteria(self) -> str:
         """The weight by the criteria, and what each is compared with."""
-        if self.prior is None:
+        if self.refusal is not None:
             return ""
         values = ", ".join(one.text for one in self.criteria)
         return f"The weight by the criteria is {percent(self.prior)}{values and ': '}{values}."
@@ -244,7 +242,7 @@ class Explanation:
     def _is_raised(self) -> bool:
         """Whether the weight changes because evidence lowers others."""
         found = self.evidence
-        return found is not None and self.copies == 1 and _differ(self.prior or 0.0, found.after)
+        return found is not None and self.copies == 1 and _differ(self.prior, found.after)
 
     def by_copies(self) -> str:
         """That others sent the same."""
@@ -255,7 +253,7 @@ class Explanation:
 
     def by_bounds(self) -> str:
         """What bounds did."""
-        if self.unbounded is None or self.weight is None:
+        if self.unbounded is None:
             return ""
         verb = "raise" if self.weight > self.unbounded else "lower"
         before, after = percent(self.unbounded), percent(self.weight)
@@ -265,7 +263,7 @@ class Explanation:
 
     def by_rule(self) -> str:
         """What clipping and the rule did."""
-        if not self.weight or self.influence is None or not _differ(self.weight, self.influence):
+        if not self.weight or not _differ(self.weight, self.influence):
             return ""
         shares = f"from {percent(self.weight)} to {percent(self.influence)}"
         if self.clipped is not None:
@@ -364,6 +362,11 @@ class Round:
         """What it is called."""
         return f"{self.method}, seed {self.seed}, round {self.round_num}"
 
+    @property
+    def id(self) -> str:
+        """What its tables and charts are called."""
+        return f"{self.method}-{self.seed}-{self.round_num}"
+
     def rows(self, frame: str) -> pandas.DataFrame:
         """Its rows of a frame."""
         rows = lane_rows(self.run, frame, self.method, self.seed)
@@ -374,102 +377,69 @@ class Round:
         order = {"by": ["weight", "client"], "ascending": [False, True]}
         return self.rows("weights").sort_values(kind="stable", **order)
 
+    @cached_property
+    def explanations(self) -> list[Explanation]:
+        """Of all clients; see `explain`."""
+        return explain(self)
+
     @property
     def about(self) -> MethodFacts:
         """How the method weighs."""
         return self.run.about(self.method)
 
-    @cached_property
-    def table(self) -> Row:
-        """The method's table in the resolved config; empty where it cannot be read."""
-        methods = self.run.config.get("methods")
-        for table in methods if isinstance(methods, list) else ():
-            if isinstance(table, Mapping) and table.get("name") == self.method:
-                return table
-        return {}
-
-    @property
-    def bounds(self) -> Row:
-        """The bounds in force; empty without any."""
-        return self.about.bounds or {}
-
     @property
     def rule(self) -> str:
         """What turns weights into shares, in its order; empty for the mean."""
-        before = self.table.get("before")
+        table: Row = methods_of(self.run).get(self.method, {})
+        before = table.get("before")
         steps = [in_words(step) for step in before] if isinstance(before, list) else []
         if self.about.has_rule:
-            steps.append(f"the rule {in_words(self.table.get('rule', self.about.rule))}")
+            steps.append(f"the rule {in_words(table.get('rule', self.about.rule))}")
         return " and then ".join(steps)
-
-    @cached_property
-    def clients(self) -> dict[int, Row]:
-        """The clients of the seed by number."""
-        every = self.run.frame("clients")
-        return {row["client"]: row for row in records(every[every["seed"] == self.seed])}
 
 
 def last_of_each(run: RunFolder, method: str, seed: int) -> list[Explanation]:
     """The explanation of every client in the last round in which its update arrived."""
     own = lane_rows(run, "weights", method, seed)
     last = own.groupby("client")["round"].max()
-    return [explain(run, method, seed, rounds, [client])[0] for client, rounds in last.items()]
+    rounds = {client: Round(run, method, seed, number) for client, number in last.items()}
+    return [explain(at, [client])[0] for client, at in rounds.items()]
 
 
-def explain(
-    run: RunFolder,
-    method: str,
-    seed: int,
-    round_num: int,
-    clients: Collection[int] | None = None,
-) -> list[Explanation]:
+def explain(at: Round, clients: Collection[int] | None = None) -> list[Explanation]:
     """The explanation of every client whose update arrived in a round, the largest weight first.
 
     Args:
-        run: the run.
-        method: the method.
-        seed: the seed.
-        round_num: the round.
+        at: the round.
         clients: only these.
     """
-    at = Round(run, method, seed, round_num)
-    kept = at.record.get("kept")
+    run, seed, round_num = at.run, at.seed, at.round_num
     rows = _typed(at.participants())
-    criteria = _criteria(at)
-    evidence = _evidence(at)
     is_clipping = not at.about.has_rule and _shortens(rows)
+    criteria, evidence = _criteria(at), _evidence(at)
     changes = run.facts.new_data.get(seed, ())
     new_data = {one: since for since, own in changes for one in own if since <= round_num}
+    everybody = run.frame("clients")
+    of_round: dict[str, Any] = {
+        "round_num": round_num,
+        "num_accepted": int(rows["refusal"].isna().sum()),
+        "is_simulated": everybody.loc[everybody["seed"] == seed, "hostile"].notna().any(),
+        "kept": Kept(*at.record["kept"]).sentence if at.record.get("kept") else None,
+        "rule": at.rule,
+    }
     found = []
     for row in records(rows if clients is None else rows[rows["client"].isin(clients)]):
         client = row["client"]
-        one = Explanation(
-            client,
-            row["name"],
-            round_num,
-            num_accepted=int(rows["refusal"].isna().sum()),
-            refusal=row["refusal"],
-            attack=row["hostile"],
-            is_simulated=any(known["hostile"] for known in at.clients.values()),
-            new_data_since=new_data.get(client),
-        )
+        own = {name: row[name] for name in ("client", "name", "refusal")}
+        own |= {"attack": row["hostile"], "new_data_since": new_data.get(client)}
         if row["refusal"] is None:
             # What clipping leaves of a share is what it leaves of the update's length
             left = row["influence"] / row["weight"] if row["weight"] else 1.0
-            one = replace(
-                one,
-                criteria=criteria.get(client, ()),
-                prior=row["prior"],
-                evidence=evidence.get(client),
-                copies=round(row["copies"] or 1),
-                **_bounded(row, at.bounds),
-                weight=row["weight"],
-                clipped=left if is_clipping else None,
-                rule=at.rule,
-                influence=row["influence"],
-                kept=Kept(*kept).sentence if kept else None,
-            )
-        found.append(one)
+            own |= {name: row[name] for name in ("prior", "weight", "influence")}
+            own |= {"criteria": criteria.get(client, ()), "evidence": evidence.get(client)}
+            own |= {"copies": round(row["copies"] or 1), "clipped": left if is_clipping else None}
+            own |= _bounded(row, at.about.bounds or {})
+        found.append(Explanation(**of_round, **own))
     return found
 
 
@@ -542,9 +512,13 @@ def _witness(row: Row, margin: float) -> Witness:
     by_loss = 0.0
     if row["harm"] is not None and row["harm"] > least and row["harm_error"]:
         by_loss = (row["harm"] - least) / row["harm_error"]
-    if row["history_z"] is not None and row["history_z"] > by_loss:
-        return "past"
-    return "loss" if by_loss > 0 else "unknown"
+    found: dict[Witness, float] = {
+        "loss": by_loss,
+        "past": row["history_z"] or 0.0,
+        "pattern": row["pattern_z"] or 0.0,
+    }
+    largest = max(found, key=lambda witness: found[witness])
+    return largest if found[largest] > 0 else "unknown"
 
 
 def _bounded(row: Row, bounds: Row) -> dict[str, Any]:

@@ -242,7 +242,7 @@ class Chart:
     """A chart of a tidy frame.
 
     - "lines": `y` over `x`, one line for each `colour`, with a band from `low` to `high`.
-    - "bars": a bar for each `y` (a name): its length is `x`, or it goes from `low` to `high`.
+    - "bars": a bar for each `y` (a name), whose length is `x`.
     - "cells": a heat map: a cell at `x` and `y`, whose colour is the value of `colour`.
 
     Columns that the frame lacks are not drawn.
@@ -255,6 +255,7 @@ class Chart:
     x: str = "round"
     y: str = "value"
     colour: str = "method"
+    names: tuple[str, ...] = ()  # of all lines of a report: each has its colour in all charts
     low: str = "low"
     high: str = "high"
     format: str = ".3~g"  # of the values, as d3-format has it

@@ -12,18 +12,20 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+from pandas import DataFrame
+
 from ..errors import ClientwiseError, NotBegunError, needing
-from ..record.database import DATABASE
 from ..record.files import is_locked
 from ..record.run import RunFolder
-from ..registry import listed
-from ..writing import ENDING, make_folder, write_atomically
+from ..registry import listed, suggest
+from ..writing import make_folder, write_atomically
 from . import about, sections
 from .audit import last_audits
-from .charts import Format, converted, packed, pictures
+from .charts import Format, converted, figure, packed, pictures
 from .items import Chart, Item, Section, Table, counted
 from .results import Results, run_state
 from .verdict import headline
@@ -36,23 +38,15 @@ SECTIONS: dict[str, Section] = {  # by title, in the order of the page
     "Rounds to target": sections.targets,
     "Best rounds, sample by sample": sections.best_rounds,
     "Clients": sections.clients,
-    "Who gains": sections.gains,
     "Weights": sections.weights,
-    "Other weights": sections.other_weights,
-    "Contributions": sections.contributions,
     "Order of priority": sections.priority,
     "Classes": sections.classes,
     "Refusals": sections.refusals,
-    "Cost": sections.cost,
     "Config": about.config,
 }
 SECONDS = 3.0  # between two looks at a run that goes on
 REST = 10  # times as long as writing took: reading must not slow the run
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # how a text begins that a spreadsheet computes
-LATEX = str.maketrans(
-    {letter: f"\\{letter}" for letter in "&%$#_{}"}
-    | {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "\n": " "}
-)
 
 
 def write_report(runs: Sequence[RunFolder], out: Path, figures: Sequence[Format] = ()) -> Path:
@@ -65,12 +59,20 @@ def write_report(runs: Sequence[RunFolder], out: Path, figures: Sequence[Format]
     """
     results = Results(runs)
     found: dict[str, list[Any]] = dict(report_sections(results))
-    items = [item for own in found.values() for item in own]
     if len(runs) == 1:
         found["Weight audit"] = list(last_audits(runs[0]))
-    methods = [one.label for one in results.methods]
-    page = write_page(describe(results), found, out / "report.html", methods)
-    write_items(items, out, figures, methods)
+    return write_sections(describe(results), found, out, figures)
+
+
+def write_sections(
+    head: Mapping[str, Any],
+    found: Mapping[str, Sequence[Any]],
+    out: Path,
+    figures: Sequence[Format],
+) -> Path:
+    """Write a page, and beside it the tables and charts of its sections; see `write_page`."""
+    page = write_page(head, found, out / "report.html")
+    write_items([item for own in found.values() for item in own], out, figures)
     return page
 
 
@@ -80,6 +82,15 @@ def report_sections(results: Results) -> dict[str, list[Item]]:
         return {}
     found = {title: list(make(results)) for title, make in SECTIONS.items()}
     return {title: items for title, items in found.items() if items}
+
+
+def figure_of(run: RunFolder, chart: str) -> dict[str, Any]:
+    """A chart of the report on a run as Vega-Lite, by its name."""
+    found = report_sections(Results([run])).values()
+    charts = {item.id: item for own in found for item in own if isinstance(item, Chart)}
+    if chart not in charts:
+        raise ClientwiseError(f"{run.id}: there is no chart {chart!r}{suggest(chart, charts)}")
+    return figure(charts[chart])
 
 
 def describe(results: Results) -> dict[str, Any]:
@@ -109,7 +120,6 @@ def write_page(
     head: Mapping[str, Any],
     found: Mapping[str, Sequence[Any]],
     path: Path,
-    methods: Sequence[str] = (),
 ) -> Path:
     """Write the page; its folder is made.
 
@@ -117,13 +127,12 @@ def write_page(
         head: see `describe`.
         found: the items of every section by its title; a title with items can be opened.
         path: of the page.
-        methods: all methods, so that each has its colour in all charts.
     """
     with needing("report", "the page"):
         import jinja2
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["specification"] = lambda chart: packed(chart, methods)
+    environment.filters["specification"] = packed
     scripts = [_asset("page.js")]
     missing = ""
     try:
@@ -169,7 +178,6 @@ def write_items(
     items: Iterable[Item],
     folder: Path,
     figures: Sequence[Format] = (),
-    methods: Sequence[str] = (),
 ) -> None:
     """Every table as CSV and LaTeX, and every chart in these formats."""
     used: set[str] = set()
@@ -184,7 +192,7 @@ def write_items(
             charts[_file_name(item.id, used)] = item
     for format in figures:
         make_folder(folder / "figures")
-        drawn = pictures([*charts.values()], format, methods)
+        drawn = pictures([*charts.values()], format)
         for name, content in zip(charts, drawn, strict=True):
             write_atomically(folder / "figures" / f"{name}.{format}", content)
 
@@ -206,95 +214,48 @@ def _inert(value: object) -> object:
 
 
 def as_latex(table: Table) -> str:
-    """A table for a paper, whose author chooses the columns; rows that are marked are bold."""
-    rows = [[text.translate(LATEX) for text in row] for row in table.texts()]
-    for place in table.bold:
-        rows[place] = [f"\\textbf{{{text}}}" for text in rows[place]]
-    head = [name.translate(LATEX) for name in table.columns]
-    first, *others = [f"{' & '.join(row)} \\\\" for row in (head, *rows)]
+    """A table for a paper, whose author chooses the columns, and writes a caption."""
     sides = "".join("r" if table.is_numeric(name) else "l" for name in table.columns)
-    lines = [
-        "% \\usepackage{booktabs}",
-        "\\begin{table}",
-        "\\centering",
-        f"\\caption{{{table.title.translate(LATEX)}}}",
-        f"\\label{{tab:{re.sub('[^A-Za-z0-9-]+', '-', table.id)}}}",
-        f"\\begin{{tabular}}{{{sides}}}",
-        *("\\toprule", first, "\\midrule", *others, "\\bottomrule", "\\end{tabular}"),
-    ]
-    if table.note:
-        lines += ["\\par\\smallskip", f"\\parbox{{\\linewidth}}{{{table.note.translate(LATEX)}}}"]
-    return "\n".join([*lines, "\\end{table}\n"])
+    frame = DataFrame(table.texts(), columns=table.columns)
+    rows: str = frame.to_latex(index=False, escape=True, column_format=sides)
+    about = "".join(
+        f"% {line}\n" for text in (table.title, table.note) for line in text.splitlines()
+    )
+    return f"{about}% \\usepackage{{booktabs}}\n{rows}"
 
 
-def _file_name(text: str, used: set[str]) -> str:
-    """A name that is valid on every file system and not used yet, whatever its case."""
+def _file_name(text: str, taken: set[str]) -> str:
+    """A name that is valid on every file system and not taken yet, whatever its case."""
     plain = re.sub(r"[^A-Za-z0-9.-]+", "-", text)[:80].strip("-.")
-    name, number = plain, 1
-    while name.lower() in used:
-        number += 1
-        name = f"{plain}-{number}"
-    used.add(name.lower())
+    every = chain([plain], (f"{plain}-{number}" for number in count(2)))
+    name = next(one for one in every if one.lower() not in taken)
+    taken.add(name.lower())
     return name
-
-
-def older_files(page: Path) -> dict[Path, int]:
-    """By folder, how many files beside a page are of an earlier report: the page is written first."""
-    written = page.stat().st_mtime_ns
-    found = {}
-    for name in ("tables", "figures"):
-        folder = page.with_name(name)
-        # Another process may be writing this report as well
-        whole = (path for path in folder.glob("*") if path.suffix != ENDING)
-        older = [path for path in whole if path.lstat().st_mtime_ns < written]
-        if older:
-            found[folder] = len(older)
-    return found
 
 
 # While a run goes on ------------------------------------------------------------------------------
 
 
 def write_while_running(folders: Sequence[Path], write: Callable[[], None]) -> None:
-    """Call `write` whenever a run has changed, and once after no process writes to a run any more.
+    """Call `write` every few seconds while a process writes to a run, and once after that.
 
     Ctrl-C between two calls ends it. A run that is just beginning is waited for.
     """
-    seen = None
-    pause = SECONDS
     while any(is_locked(folder) for folder in folders):
-        now = [_size_and_time(folder) for folder in folders]
-        if now != seen:
-            began = time.monotonic()
-            with suppress(NotBegunError):
-                write()
-            seen = now
-            pause = max(SECONDS, REST * (time.monotonic() - began))
+        began = time.monotonic()
+        with suppress(NotBegunError):
+            write()
         try:
-            time.sleep(pause)
+            time.sleep(max(SECONDS, REST * (time.monotonic() - began)))
         except KeyboardInterrupt:
             return
     write()
 
 
-def _size_and_time(folder: Path) -> list[tuple[int, int]]:
-    """Of the files that a run writes its rounds to."""
-    found = []
-    for name in (DATABASE, f"{DATABASE}-wal"):
-        with suppress(OSError):
-            facts = (folder / name).stat()
-            found.append((facts.st_size, facts.st_mtime_ns))
-    return found
-
-
 def unique_names(folders: Sequence[Path]) -> dict[str, Path]:
-    """Run folders by name; equal names are numbered."""
-    names: dict[str, Path] = {}
-    for folder in folders:
-        plain = os.fsencode(folder.resolve().name).decode(errors="replace")
-        name, number = plain, 1
-        while name in names:
-            number += 1
-            name = f"{plain}~{number}"
-        names[name] = folder
-    return names
+    """Run folders by name; equal names have their place in the list behind them."""
+    names = [os.fsencode(one.resolve().name).decode(errors="replace") for one in folders]
+    found = {}
+    for place, (name, folder) in enumerate(zip(names, folders, strict=True), 1):
+        found[name if names.count(name) == 1 else f"{name}~{place}"] = folder
+    return found

@@ -20,7 +20,7 @@ from rich.progress import Progress as Bar
 from . import escape
 
 if TYPE_CHECKING:
-    from ..experiment.running.lanes import Progress
+    from ..experiment.trackers import Progress
 
 OnRound = Callable[["Progress"], None]
 QUIET_SECONDS = 10.0  # between two lines where no bar is shown

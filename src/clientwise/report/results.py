@@ -29,7 +29,7 @@ OPTIONAL = (  # columns of the rounds: what a run measures, and what its methods
     *("metric", "loss", "macro_f1", "per_class_f1", "held_out_loss", "attack_success", "reached"),
     *("hostile_influence", "epsilon", "clip", "deviation", "residual", "ended", "models_moved"),
     *("priority", "testing_rounds", "loss_state", "kept", "notes", "no_effect"),
-    *("seconds", "evaluations", "participants"),
+    "participants",
 )
 NOT_AVAILABLE = "†"
 NOT_AVAILABLE_MEANS = (
@@ -83,44 +83,45 @@ class Method:
         found = self.frame("rounds")
         return found.reindex(columns=[*found, *(name for name in OPTIONAL if name not in found)])
 
+    @property
+    def first_rounds(self) -> Frame:
+        """The rounds of its first seed: what cannot be shown for all seeds at once."""
+        return self.rounds[self.rounds["seed"] == self.seeds[0]]
+
     @cached_property
     def lanes(self) -> Frame:
-        """Its seeds: whether each is finished, and the rounds that it has run."""
-        lanes = self.run.lanes.set_index("seed")
-        return lanes[(lanes["method"] == self.name) & lanes.index.isin(self.seeds)]
+        """By seed: the rounds that it has run, whether training stopped early, and the round its results stand for."""
+        found, planned = self.run.lanes, self.run.facts.rounds
+        own = found[(found["method"] == self.name) & found["seed"].isin(self.seeds)]
+        own = own.set_index("seed")
+        is_stopped = own["finished"].astype(bool) & (own["rounds"] < planned)
+        # The model stays where training stopped early
+        return own.assign(stopped=is_stopped, ended=own["rounds"].mask(is_stopped, planned))
 
     @property
-    def done(self) -> dict[int, int]:
+    def done(self) -> Series:
         """By seed, the rounds that it has run."""
-        found: dict[int, int] = self.lanes["rounds"].to_dict()
-        return found
+        return self.lanes["rounds"]
 
-    @cached_property
-    def stopped(self) -> dict[int, int]:
+    @property
+    def stopped(self) -> Series:
         """The seeds with which training stopped early, and after which round."""
-        ended = self.lanes.loc[self.lanes["finished"].astype(bool), "rounds"]
-        found: dict[int, int] = ended[ended < self.run.facts.rounds].to_dict()
-        return found
-
-    @cached_property
-    def ended(self) -> dict[int, int]:
-        """By seed, the round that its results stand for: where training stopped early, the model stays."""
-        return self.done | dict.fromkeys(self.stopped, self.run.facts.rounds)
+        return self.done[self.lanes["stopped"]]
 
     @property
     def last_round(self) -> int:
         """The last round of any seed."""
-        return max(self.done.values(), default=0)
+        return int(self.done.max())
 
     @property
     def last_ended(self) -> int:
         """The last round that the results of any seed stand for."""
-        return max(self.ended.values(), default=0)
+        return int(self.lanes["ended"].max())
 
     @property
     def farthest(self) -> list[int]:
         """The seeds that are as far as any: round 3 of one and round 30 of another do not compare."""
-        return [seed for seed in self.seeds if self.ended[seed] == self.last_ended]
+        return list(self.lanes.index[self.lanes["ended"] == self.last_ended])
 
     def of_first_seed(self, name: str) -> Frame:
         """Its rows of a frame of the run, of its first seed: what cannot be shown for all seeds at once."""
@@ -133,9 +134,9 @@ class Method:
         if place is not None:
             known = known.assign(**{column: known[column].str[place]})
         found = known.pivot(index="round", columns="seed", values=column)
-        if self.stopped and len(found):
+        if len(self.stopped) and len(found):
             found = found.reindex(range(found.index.min(), self.last_ended + 1))
-            stays = found.columns.intersection([*self.stopped])
+            stays = found.columns.intersection(self.stopped.index)
             found[stays] = found[stays].ffill()
             found = found.dropna(how="all")
         return found
@@ -214,15 +215,11 @@ class Method:
         return self.missing.empty or len(self.refusals) < self.arrived
 
     @cached_property
-    def diverged(self) -> dict[int, float]:
+    def diverged(self) -> Series:
         """The seeds in which the last loss is far above the lowest and the first, or beyond all use; with that loss."""
-        losses = self.curve("loss").astype(float)
-        if losses.empty:
-            return {}
-        last = losses.ffill().iloc[-1]
-        usual = (DIVERGED * losses.min()).clip(lower=losses.bfill().iloc[0])
-        found: dict[int, float] = last[last > usual.clip(upper=RUINED_LOSS)].to_dict()
-        return found
+        losses = self.rounds.dropna(subset=["loss"]).groupby("seed")["loss"]
+        first, lowest, last = losses.first(), losses.min(), losses.last()
+        return last[last > (DIVERGED * lowest).clip(lower=first).clip(upper=RUINED_LOSS)]
 
 
 class Results:
@@ -244,6 +241,11 @@ class Results:
     def baseline(self) -> Method:
         """The first method, which all others are compared with."""
         return self.methods[0]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the methods are called."""
+        return tuple(one.label for one in self.methods)
 
     @property
     def seeds(self) -> list[int]:
@@ -312,10 +314,6 @@ class Results:
             both_ways[other_label, one_label] = replace(found, mean=0.0 - found.mean)  # not −0
         return both_ways
 
-    def control(self, name: str) -> Method | None:
-        """The method that is a control, such as "alone"; None where there is none."""
-        return next((one for one in self.methods if one.about.control == name), None)
-
 
 def _methods(runs: Sequence[RunFolder]) -> list[Method]:
     """The methods of all runs.
@@ -383,6 +381,15 @@ def client_names(frame: Frame) -> Series:
     """What each client of a frame is called: its name, or its number."""
     numbers = "client " + frame["client"].astype(str)
     return frame["name"].astype(object).where(frame["name"].notna(), numbers)
+
+
+def at_rounds(curves: Frame, rounds: Series) -> Series:
+    """By seed, what curves [rounds, seeds] have in these rounds; NaN where that is not known."""
+    known = {
+        seed: curves[seed].get(number) if seed in curves else None
+        for seed, number in rounds.items()
+    }
+    return Series(known, dtype=float)
 
 
 def shared_seeds(one: Method, other: Method) -> list[int]:

@@ -6,11 +6,11 @@ A new section is a function here, and a line in `page.SECTIONS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy
 import pandas
 from pandas import DataFrame as Frame
 from pandas import Series
@@ -20,7 +20,6 @@ from .items import (
     Column,
     Item,
     Table,
-    Unit,
     counted,
     fixed,
     in_bytes,
@@ -32,13 +31,14 @@ from .results import (
     SHARES,
     Method,
     Results,
+    at_rounds,
     class_names,
     client_names,
     marks_in_words,
     shared_seeds,
     stated,
 )
-from .statistics import Difference, holm, holm_p_values, mcnemar, p_number, paired_difference
+from .statistics import NONE, Difference, holm_p_values, mcnemar, p_number, paired_difference
 
 NOTABLE = 0.002  # of the metric: what one sample is worth is said from here on
 MOST_POINTS = 200  # of a line
@@ -51,11 +51,6 @@ CENSORED = (
     "not reach it count as slowest; – where the median seed did not."
 )
 SIMULATED = "simulated: known from the seed, protects nobody"
-OTHER_WEIGHTS = {
-    "chosen": "the chosen weights",
-    "uniform": "equal weights",
-    "size": "weights by size",
-}
 
 
 # Result -------------------------------------------------------------------------------------------
@@ -133,15 +128,8 @@ def difference_column(
     texts = [one.text(signed) if one else "–" for one in found]
     if baseline is not None:
         texts[baseline] = "baseline"
-    means = numpy.array([one and one.mean for one in found], dtype=float)
-    intervals = [(one and one.interval) or (None, None) for one in found]
-    inner = {
-        "low": [low for low, _ in intervals],
-        "high": [high for _, high in intervals],
-        "p": [one and one.p_value for one in found],
-        "pairs": [one and one.pairs for one in found],
-    }
-    return Column(name, means, texts, inner)
+    numbers = Frame([(one or NONE).numbers for one in found])
+    return Column(name, numbers.pop("mean"), texts, dict(numbers))
 
 
 def _over_seeds(one: Method, measure: Callable[[Series], float]) -> float:
@@ -189,9 +177,7 @@ def result_notes(results: Results) -> list[str]:
 
 def brief_notes(results: Results) -> list[str]:
     """What the terminal says, too: how many samples the values are about, and the marks of methods."""
-    sentences = [
-        _reporting_size(run.facts, results.unit) for run in results.runs if run.facts.report_samples
-    ]
+    sentences = [_reporting_size(run.facts) for run in results.runs if run.facts.report_samples]
     if any(len(one.clients) for one in results.methods):
         who = (
             f"over a tenth of the {evaluated_clients(results)}, rounded up, on their own test data"
@@ -205,16 +191,12 @@ def brief_notes(results: Results) -> list[str]:
     return list(dict.fromkeys(sentences))
 
 
-def _reporting_size(facts: Any, unit: Unit) -> str:
-    """On how many samples results are reported, and what one of them is worth."""
-    details = []
-    if facts.report_rarest is not None:
-        details.append(f"{facts.report_rarest:,} of the rarest class")
-    worth = 1 / facts.report_samples
-    if facts.is_share and facts.higher_is_better and worth >= NOTABLE:
-        details.append(f"one sample is worth about {unit.size(worth)} points")
+def _reporting_size(facts: Any) -> str:
+    """On how many samples results are reported."""
     said = f"Reported on {counted(facts.report_samples, 'sample')}"
-    return f"{said} ({'; '.join(details)})." if details else f"{said}."
+    if facts.report_rarest is None:
+        return f"{said}."
+    return f"{said} ({facts.report_rarest:,} of the rarest class)."
 
 
 def evaluated_clients(results: Results) -> str:
@@ -232,24 +214,18 @@ def has_search(results: Results) -> bool:
 
 def curves(results: Results) -> Iterator[Item]:
     """The curves of all methods: the metric over time and bytes where there is a clock, losses, what privacy costs."""
-    facts = results.facts
+    metric, on = metric_chart(results), results.facts.reported_on
     for name, _, so_far, units in scales(results)[1:]:
-        metric = metric_chart(results)
         ends = spread(results.methods, [so_far(one) for one in results.methods])
-        both = metric.frame.merge(ends[["method", "round", "value"]], on=["method", "round"])
-        most = both["value_y"].max()
-        unit = [one for place, one in enumerate(units) if not place or most >= 2 * units[one]][-1]
-        frame = both.assign(**{unit: both["value_y"] / units[unit]}).drop(columns="value_y")
-        yield Chart(
-            f"metric-{name}",
-            f"{metric.title}, over {name}",
-            frame.rename(columns={"value_x": "value"}),
-            x=unit,
-            format=metric.format,
-            reference=metric.reference,
-        )
-    yield from lines(results, "macro_f1", f"macro F1 on {facts.reported_on}", "~g")
-    yield from lines(results, "loss", f"loss on {facts.reported_on}", "~g")
+        most = ends["value"].max()
+        small = [one for one, size in units.items() if 2 * size <= most]
+        unit = small[-1] if small else next(iter(units))
+        ends[unit] = ends["value"] / units[unit]
+        frame = metric.frame.merge(ends[["method", "round", unit]], on=["method", "round"])
+        title = f"{metric.title}, over {name}"
+        yield replace(metric, id=f"metric-{name}", title=title, frame=frame, x=unit)
+    yield from lines(results, "macro_f1", f"macro F1 on {on}", "~g")
+    yield from lines(results, "loss", f"loss on {on}", "~g")
     yield from lines(results, "epsilon", "ε spent", "~g")
     # The mean of the clients' products of adapters has a higher rank than one adapter
     yield from lines(results, "residual", "Residual of the mean adapter", ".0%")
@@ -263,6 +239,7 @@ def metric_chart(results: Results) -> Chart:
         "metric",
         f"{facts.metric} on {facts.reported_on}",
         frame,
+        names=results.labels,
         format=results.unit.axis,
         reference=facts.target,
         alt=ends_in_words(frame, results.unit.text),
@@ -281,6 +258,7 @@ def lines(results: Results, column: str, title: str, format: str) -> Iterator[Ch
         column,
         title,
         frame,
+        names=results.labels,
         format=format,
         logarithmic=bool(is_wide),
         alt=ends_in_words(frame, percent if "%" in format else "{:.3g}".format),
@@ -374,47 +352,39 @@ def first_rounds(one: Method, curves: Frame, target: float) -> Series:
     return reached.idxmax().where(reached.any()).reindex(one.seeds).astype(float)
 
 
-def used(so_far: Frame, rounds: Series) -> Series:
-    """By seed, what was used up at the end of these rounds."""
-    known = {
-        seed: so_far[seed].get(number) if seed in so_far else None
-        for seed, number in rounds.items()
-    }
-    return Series(known, dtype=float)
-
-
 def _to_target(results: Results) -> Iterator[Column]:
     """Rounds, time and bytes until the reported metric reaches the target."""
     targets = [run.facts.target for run in results.runs if run.facts.target is not None]
     for target in targets[:1]:
         for name, text, so_far, _ in scales(results):
             by_seed = [
-                used(so_far(one), first_rounds(one, one.metric, target)) for one in results.ranked
+                at_rounds(so_far(one), first_rounds(one, one.metric, target))
+                for one in results.ranked
             ]
             yield reached_column(f"{name} to {results.unit.target(target)}", by_seed, text)
 
 
 def reached_column(name: str, by_seed: Sequence[Series], text: Callable[[float], str]) -> Column:
     """How many seeds reached a target, and the median of when; those that did not are slowest."""
-    medians = [own.fillna(math.inf).median() for own in by_seed]
-    reached = [int(own.notna().sum()) for own in by_seed]
-    seeds = [len(own) for own in by_seed]
-    texts = [reached_text(*row, text) for row in zip(medians, reached, seeds, strict=True)]
-    missed = [count - own for count, own in zip(seeds, reached, strict=True)]
-    inner = {"reached": reached, "not reached": missed}
-    known = [own if math.isfinite(own) else math.nan for own in medians]
-    return Column(name, known, texts, inner)
+    medians = Series([own.fillna(math.inf).median() for own in by_seed])
+    counts = {
+        "reached": [int(own.notna().sum()) for own in by_seed],
+        "not reached": [int(own.isna().sum()) for own in by_seed],
+    }
+    rows = zip(medians, counts["reached"], counts["not reached"], strict=True)
+    texts = [reached_text(*row, text) for row in rows]
+    return Column(name, medians.replace(math.inf, math.nan), texts, counts)
 
 
-def reached_text(median: float, reached: int, seeds: int, text: Callable[[float], str]) -> str:
+def reached_text(median: float, reached: int, missed: int, text: Callable[[float], str]) -> str:
     """How many of the seeds reached a target, and the median.
 
-    >>> reached_text(4.0, 2, 3, str), reached_text(math.inf, 1, 2, str), reached_text(7.0, 1, 1, str)
+    >>> reached_text(4.0, 2, 1, str), reached_text(math.inf, 1, 1, str), reached_text(7.0, 1, 0, str)
     ('2/3: 4.0', '1/2: –', '7.0')
     """
     shown = text(median) if math.isfinite(median) else "–"
-    if seeds > 1:
-        return f"{reached}/{seeds}: {shown}"
+    if reached + missed > 1:
+        return f"{reached}/{reached + missed}: {shown}"
     return shown if reached else "not reached"
 
 
@@ -422,8 +392,7 @@ def targets(results: Results) -> Iterator[Item]:
     """P1's tables: the first round in which 10 ... 90% of the clients reach a target on their own test data."""
     facts, baseline = results.facts, results.baseline
     known = [one for one in results.methods if one.rounds["reached"].notna().any()]
-    wanted = facts.client_targets or [facts.target] * (facts.target is not None)
-    for target in wanted if known else ():
+    for target in facts.client_targets if known else ():
         reached = {one.label: until_clients_reach(one, target) for one in known}
         columns = [Column("method", [one.label for one in known])]
         for share in PERCENTAGES:
@@ -565,7 +534,6 @@ def fairness_table(results: Results) -> Table | None:
         "worst 10%": (lambda own: worst_tenth(own, higher), unit.text),
         "best 10%": (lambda own: worst_tenth(own, not higher), unit.text),
         "standard deviation": (lambda own: own.std(ddof=0), unit.size),
-        "Jain's index": (jain_index, fixed(3)),
     }
     columns = [Column("method", [one.label for one in results.methods])]
     for name, (measure, text) in measures.items():
@@ -574,87 +542,9 @@ def fairness_table(results: Results) -> Table | None:
     note = (
         f"{results.facts.metric} of the {evaluated_clients(results)} on their own test data in the last round, "
         f"each client with equal weight; mean over the seeds{unit.in_points and '; deviations in points'}. "
-        "Worst and best 10%: mean over a tenth of the clients, rounded up. "
-        "Jain's index: (Σx)²/(n·Σx²), 1 if all clients have the same value."
+        "Worst and best 10%: mean over a tenth of the clients, rounded up."
     )
     return table("fairness", "Fairness among clients", columns, note)
-
-
-def jain_index(values: Series) -> float:
-    """(Σx)²/(n·Σx²) of values of zero or more; NaN for others, and where all are zero.
-
-    >>> jain_index(pandas.Series([1.0, 1.0])), jain_index(pandas.Series([1.0, 0.0]))
-    (1.0, 0.5)
-    """
-    squares = float((values**2).sum())
-    if not squares or values.min() < 0:
-        return math.nan
-    return float(values.sum() ** 2 / (len(values) * squares))
-
-
-def gains(results: Results) -> Iterator[Item]:
-    """Every client with the federation, alone and pooled; where a method is the control "alone"."""
-    alone, pooled = results.control("alone"), results.control("pooled")
-    if alone is None:
-        return
-    sign = 1 if results.facts.higher_is_better else -1
-    tables = []
-    for one in results.methods:
-        found = client_differences(sign * one.by_client(), sign * alone.by_client())
-        if one.about.control is None and found:
-            shown = {other.label: other for other in (one, alone, pooled) if other is not None}
-            title = f"{one.label} against {alone.label}"
-            words = ("better off alone", "gains")
-            tables.append(
-                paired_table(f"gains-{one.label}", title, shown, found, results.unit, words)
-            )
-    if tables:
-        yield (
-            f"{evaluated_clients(results).capitalize()}, each on its own test data: with the federation's model, with "
-            "a model that it trained alone, and with one trained on all clients' samples in one place. "
-            "The difference is the federation minus alone; below zero, the client is better off alone."
-        )
-        yield from tables
-
-
-def client_differences(ours: Frame, theirs: Frame) -> dict[str, Difference]:
-    """By client, ours minus theirs [names, seeds], with Holm's correction for the number of clients."""
-    both = ours.sub(theirs).loc[ours.index.intersection(theirs.index, sort=False)]
-    found = {str(name): paired_difference(row, [0.0] * len(row)) for name, row in both.iterrows()}
-    known = {name: one for name, one in found.items() if one is not None}
-    return dict(zip(known, holm([*known.values()]), strict=True))
-
-
-def paired_table(
-    id: str,
-    title: str,
-    shown: Mapping[str, Method],
-    found: Mapping[str, Difference],
-    unit: Unit,
-    words: tuple[str, str] = ("", ""),
-) -> Table:
-    """The clients under several methods, and their differences.
-
-    Args:
-        id: of the table.
-        title: of the table, without the unit.
-        shown: the methods by the names of their columns.
-        found: by client, the difference of two of them.
-        unit: of the metric.
-        words: what is remarked of a difference that is significant, below and above zero.
-    """
-    clients = [*found]
-    columns = [Column("client", clients)]
-    for name, one in shown.items():
-        columns.append(Column(name, one.by_client().mean(axis=1).reindex(clients), unit.text))
-    columns.append(difference_column("difference", [*found.values()], unit.signed))
-    remarks = [words[one.mean > 0] if one.is_significant else "" for one in found.values()]
-    columns.append(Column("remark", remarks))
-    note = (
-        "Means over the seeds. Differences are paired by seed, with their 95% interval where there are several. "
-        "Intervals and significance are corrected for the number of clients (Holm)."
-    )
-    return table(id, f"{title}{unit.in_points}", columns, note)
 
 
 # Weights ------------------------------------------------------------------------------------------
@@ -667,30 +557,28 @@ def weights(results: Results) -> Iterator[Item]:
         yield from lines(results, "hostile_influence", title, ".0%")
     grids = {}
     for one in results.methods:
-        own = one.of_first_seed("weights")
-        own = own[own["weight"].notna()]
+        own = one.of_first_seed("weights").dropna(subset=["weight"])
         if len(own) and one.about.control is None:
-            named = client_names(own) + own["hostile"].notna().map({True: " (hostile)", False: ""})
-            grids[one] = cells(own.assign(client=named, number=own["client"]), "client", "weight")
-    highest = max((float(grid["weight"].max()) for grid in grids.values()), default=1.0)
+            marks = own["hostile"].notna().map({True: " (hostile)", False: ""})
+            named = own.assign(name=client_names(own) + marks)
+            grids[one] = named.pivot_table("weight", ["client", "name"], "round").droplevel(0)
+    highest = max((float(grid.max(axis=None)) for grid in grids.values()), default=1.0)
     for one, grid in grids.items():
-        title = f"{one.label}: weight of every client, seed {one.seeds[0]}"
-        yield _heat_map(f"weights-{one.label}", title, grid, ".2%", highest)
+        who = "every client" if len(grid) <= MOST_CELLS else f"{MOST_CELLS} clients"
+        title = f"{one.label}: weight of {who}, seed {one.seeds[0]}"
+        frame = cells(grid, "client", "weight")
+        yield heat_map(f"weights-{one.label}", title, frame, ".2%", highest)
 
 
-def cells(frame: Frame, rows: str, value: str) -> Frame:
-    """A heat map over the rounds: a row for each `rows`, or for several with neighbouring numbers."""
-    rounds = sorted(frame["round"].unique())
-    kept = frame[frame["round"].isin(rounds[:: -(-len(rounds) // MOST_CELLS)])]
-    size = -(-int(kept["number"].max() + 1) // MOST_CELLS)
-    if size > 1:
-        first = kept["number"] // size * size
-        kept = kept.assign(number=first, **{rows: "from " + first.astype(str)})
-    means = kept.groupby(["number", rows, "round"], as_index=False)[value].mean()
-    return means.drop(columns="number")
+def cells(grid: Frame, rows: str, value: str) -> Frame:
+    """The first rows [rows, rounds] of a heat map as a tidy frame, of many rounds some at even distances."""
+    shown = grid.iloc[:MOST_CELLS, :: -(-grid.shape[1] // MOST_CELLS)]
+    tidy = shown.rename_axis(rows).reset_index().melt(rows, var_name="round", value_name=value)
+    return tidy.dropna().astype({"round": int})
 
 
-def _heat_map(id: str, title: str, frame: Frame, format: str, most: float) -> Chart:
+def heat_map(id: str, title: str, frame: Frame, format: str, most: float) -> Chart:
+    """A heat map whose colours end at 0 and `most`, and the rows that are highest."""
     rows, x, value = frame.columns
     highest = frame.groupby(rows)[value].mean().nlargest(3)
     alt = f"{title}. Highest on average: {', '.join(highest.index)}."
@@ -699,82 +587,13 @@ def _heat_map(id: str, title: str, frame: Frame, format: str, most: float) -> Ch
     )
 
 
-def other_weights(results: Results) -> Iterator[Item]:
-    """What the updates of every round would have given with other weights, for methods that evaluated them."""
-    text, signed = results.unit.text, results.unit.signed
-    for one in results.methods:
-        rows = one.of_first_seed("other_weights")
-        rows = rows[rows["tested"] == -1]
-        if rows.empty:
-            continue
-        clients = one.run.frame("clients")
-        own = clients[clients["seed"] == one.seeds[0]]
-        names = dict(zip(own["client"], client_names(own), strict=True))
-        gone = "without " + rows["without"].map(names)
-        named = rows["kind"].replace(OTHER_WEIGHTS).where(rows["kind"] != "without", gone)
-        values = rows.assign(weights=named, metric=rows["metric"].astype(float)).pivot_table(
-            "metric", "weights", "round", sort=False, dropna=False
-        )
-        last = values.columns[-1]
-        differences = values - values.loc[OTHER_WEIGHTS["chosen"]]
-        columns = [
-            Column("weights", values.index),
-            Column(results.facts.metric, values[last], text),
-            Column("difference", differences[last], signed),
-            Column("mean difference", differences.mean(axis=1), signed),
-            Column("rounds", differences.count(axis=1)),
-        ]
-        title = f"{one.label}, round {last}: what other weights would have given"
-        yield table(f"counterfactuals-{one.label}", title, columns, OTHER_WEIGHTS_NOTE)
-
-
-OTHER_WEIGHTS_NOTE = (
-    "The same updates with other weights, evaluated in the same pass as the model of the round. “Without” "
-    "leaves one client out and brings the other weights within the same bounds. Differences are to the chosen "
-    "weights: below zero, the client's updates raised the metric. The mean is over all rounds in which the candidate "
-    "could be computed. Every round starts from the model of the run itself: these are effects of single rounds, which "
-    "do not add up to a run with other weights (`clientwise run RUN --without CLIENT`)."
-)
-
-
-def contributions(results: Results) -> Iterator[Item]:
-    """The Shapley values of every method that has them, for its first seed."""
-    signed = results.unit.signed
-    for one in results.methods:
-        own = one.of_first_seed("weights")
-        known = own.reindex(columns=["shapley", "shapley_error"]).astype(float)
-        known = known.assign(name=client_names(own), round=own["round"]).dropna(subset=["shapley"])
-        if known.empty:
-            continue
-        total = known.groupby("name", sort=False)["shapley"].sum()
-        last = known[known["round"] == one.done[one.seeds[0]]].set_index("name")["shapley"]
-        squares = known["shapley_error"].pow(2).groupby(known["name"], sort=False).sum()
-        columns = [
-            Column("client", total.index),
-            Column("last round", last.reindex(total.index), signed),
-            Column("all rounds", total, signed),
-        ]
-        if squares.any():  # 0: all coalitions were evaluated
-            columns.append(Column("± error, all rounds", squares.pow(0.5), signed))
-        title = f"{one.label}: contributions to {one.run.facts.metric} (Shapley values)"
-        yield table(f"contributions-{one.label}", title, columns, CONTRIBUTIONS_NOTE)
-
-
-CONTRIBUTIONS_NOTE = (
-    "The mean gain over all orders in which clients can join; the values of a round sum to the gain of the round, "
-    "before any fine-tuning. ± is the standard error of sampling. Clients with the same data share one value. A client "
-    "whose data others have, too, seems to contribute little. The values depend on the server's samples and on the "
-    "other members. They are not payments."
-)
-
-
-# Loops, refusals, cost ----------------------------------------------------------------------------
+# Loops and refusals -------------------------------------------------------------------------------
 
 
 def priority(results: Results) -> Iterator[Item]:
     """P2's loop: the order of priority over time, with its testing rounds."""
     for one in results.methods:
-        own = one.rounds[one.rounds["seed"] == one.seeds[0]].dropna(subset=["priority"])
+        own = one.first_rounds.dropna(subset=["priority"])
         if not own["testing_rounds"].any():
             continue
         orders = own["priority"].map(" > ".join)
@@ -807,68 +626,28 @@ def classes(results: Results) -> Iterator[Item]:
     }
     for column, words in titles.items():
         for one in results.methods:
-            own = one.rounds[one.rounds["seed"] == one.seeds[0]]
-            weights = own["loss_state"].astype(object).str.get("class_weights")
-            own = own.assign(class_weights=weights)
-            long = own[["round", column]].dropna().explode(column).dropna()
-            if long.empty:
+            own = one.first_rounds.set_index("round")
+            own["class_weights"] = own["loss_state"].astype(object).str.get("class_weights")
+            grid = Frame(own[column].dropna().to_dict(), dtype=float)  # [classes, rounds]
+            if grid.empty:
                 continue
-            long["number"] = long.groupby("round").cumcount()
-            names = class_names(one.run, int(long["number"].max()) + 1)
-            long["class"] = long["number"].map(dict(enumerate(names)))
-            long["value"] = long[column].astype(float)
+            frame = cells(grid.set_axis(class_names(one.run, len(grid))), "class", "value")
             title = f"{one.label}: {words}, seed {one.seeds[0]}"
-            highest = max(1.0, float(long["value"].max()))
-            frame = cells(long, "class", "value")
-            yield _heat_map(f"{column}-{one.label}", title, frame, ".2f", highest)
+            highest = max(1.0, float(frame["value"].max()))
+            yield heat_map(f"{column}-{one.label}", title, frame, ".2f", highest)
 
 
 def refusals(results: Results) -> Iterator[Item]:
     """One row per client and reason, and one per note on a round."""
     parts = []
     for one in results.methods:
-        own = one.missing.assign(method=one.label, client=client_names(one.missing))
-        found = own.groupby(["method", "client", "seed", "reason"], sort=False)["round"]
-        rows = found.agg(**{"times": "size", "first in round": "min"}).nlargest(
-            MOST_LISTED, "times"
-        )
-        notes = Series(one.notes, dtype=object).value_counts(sort=False)
-        noted = Frame({"method": one.label, "reason": notes.index, "times": notes.to_numpy()})
-        parts += [part for part in (rows.reset_index(), noted) if len(part)]
-    if parts:
-        yield "An invalid update never ends a run. Refused updates are not part of the aggregate."
-        order = ["method", "client", "seed", "reason", "times", "first in round"]
-        frame = pandas.concat(parts, ignore_index=True)
-        title = "Refused updates, and rounds that changed nothing"
-        yield Table("refused", title, frame[[name for name in order if name in frame]])
-
-
-COSTS: dict[str, tuple[str, Callable[[float], str]]] = {  # by column of the rounds
-    "ended": ("time on the clients' clock per round", in_time),
-    "seconds": ("seconds per round", fixed(3)),
-    "models_moved": ("bytes over the wire per round", in_bytes),
-    "evaluations": ("evaluations per round", fixed(1)),
-    "testing_rounds": ("testing rounds per round", fixed(2)),
-}
-
-
-def cost(results: Results) -> Iterator[Item]:
-    """Costs per round, and the seconds of all rounds."""
-    known = [one for one in results.methods if len(one.rounds)]
-    if not known:
+        parts.append(one.missing.assign(method=one.label, client=client_names(one.missing)))
+        parts.append(Frame({"method": one.label, "reason": one.notes}))
+    every = pandas.concat(parts)
+    if every.empty:
         return
-    means = Frame([one.rounds[[*COSTS]].astype(float).mean() for one in known])
-    means["models_moved"] *= [one.run.facts.model_bytes for one in known]
-    if results.has_clock:  # which goes on from round to round
-        means["ended"] = [one.curve("ended").max().sum() / len(one.rounds) for one in known]
-        means["ended"] = means["ended"].replace(0.0, math.nan)
-    total = [one.rounds["seconds"].sum() for one in known]
-    columns = [Column("method", [one.label for one in known])]
-    columns += [Column(name, means[key], text) for key, (name, text) in COSTS.items()]
-    columns.append(Column("seconds in total", total, fixed(1)))
-    note = (
-        "Bytes are models of four bytes a parameter, both ways, as a real federation would send "
-        "them. Evaluations are those the method needs, by a client or by the server; evaluations "
-        "for the report are not counted."
-    )
-    yield table("costs", "Cost of each method", columns, note)
+    yield "An invalid update never ends a run. Refused updates are not part of the aggregate."
+    of_one = every.groupby(["method", "client", "seed", "reason"], sort=False, dropna=False)
+    found = of_one["round"].agg(**{"times": "size", "first in round": "min"})
+    frame = found.nlargest(MOST_LISTED, "times").reset_index().dropna(axis="columns", how="all")
+    yield Table("refused", "Refused updates, and rounds that changed nothing", frame)

@@ -50,6 +50,13 @@ class Difference:
         return None if margin is None else (self.mean - margin, self.mean + margin)
 
     @property
+    def numbers(self) -> dict[str, float | None]:
+        """What a file of numbers has of it."""
+        low, high = self.interval or (None, None)
+        known = {"mean": self.mean, "low": low, "high": high, "p": self.p_value}
+        return {**known, "pairs": self.pairs}
+
+    @property
     def is_significant(self) -> bool:
         """Whether p < 0.05, with five pairs or more."""
         return self._is_unlikely and self.pairs >= MIN_SEEDS
@@ -84,6 +91,9 @@ class Difference:
             low, high = map(signed, self.interval)
             text += f" [{low}, {high}]"
         return text if self.round_num is None else f"{text} (round {self.round_num})"
+
+
+NONE = Difference(math.nan, None, 0)  # stands where there is no pair
 
 
 def paired_difference(ours: Iterable[float], theirs: Iterable[float]) -> Difference | None:

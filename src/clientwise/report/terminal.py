@@ -18,7 +18,7 @@ from ..errors import ClientwiseError, RunError
 from ..record.database import DATABASE
 from ..record.files import CONFIG
 from ..record.run import RunFolder
-from ..registry import listed, suggest
+from ..registry import listed
 from . import escape
 from .about import data_name
 from .charts import PAGE, pictures
@@ -26,9 +26,8 @@ from .items import Item, Table, Unit, counted
 from .results import Results, difference_between, run_state
 from .sections import (
     brief_notes,
-    client_differences,
+    clients,
     metric_chart,
-    paired_table,
     privacy,
     result_table,
 )
@@ -36,9 +35,6 @@ from .verdict import headline, in_words
 
 if TYPE_CHECKING:
     from ..experiment.tune import Trial
-
-BARS = "▁▂▃▄▅▆▇█"
-SPARK_WIDTH = 10
 
 
 def print_items(console: Console, items: Iterable[Item]) -> None:
@@ -86,15 +82,12 @@ def _rich(item: Table, shown: Sequence[str]) -> RichTable:
 
 
 def run_items(run: RunFolder) -> Iterator[Item]:
-    """A run in the terminal: its results with the curve of every method, and what they show in sentences."""
+    """A run in the terminal: its results, and what they show in sentences."""
     results = Results([run])
-    found = result_table(results)
-    curves = [sparkline(one.metric.mean(axis=1).tolist()) for one in results.ranked]
     title = f"{run.id}: {counted(max(one.last_round for one in results.methods), 'round')}"
     if results.has_several_seeds:
         title += f", mean ± SD of {len(results.seeds)} seeds"
-    shown = found.frame.assign(curve=curves)
-    yield replace(found, title=title, note="", frame=shown, secondary=(*found.secondary, "curve"))
+    yield replace(result_table(results), title=title, note="")
     yield from headline(results)
     yield from brief_notes(results)
     for promises in privacy(results):
@@ -102,26 +95,21 @@ def run_items(run: RunFolder) -> Iterator[Item]:
             spent = f"ε = {row['ε so far']:.3f} at δ = {row['δ']} after all rounds so far"
             yield f"{row['method']}: {spent} ({row['neighbours']}; noise: {row['noise']})."
     for one in results.methods:
-        every = counted(len(one.rounds), "round")
-        for name, count in one.rounds["no_effect"].dropna().explode().value_counts().items():
-            yield f"{one.label}: {name} was constant across clients in {count} of {every} and had no effect there."
-        for note, count in Counter(one.notes).items():
-            yield f"{one.label}: {note} ({counted(count, 'round')})"
-        for reason, count in one.refusals["reason"].value_counts().items():
-            yield f"{one.label}: {counted(count, 'update')} refused: {reason}"
+        told = [*one.notes, *("refused: " + one.refusals["reason"])]
+        constant = one.rounds["no_effect"].dropna().explode().dropna()
+        told += [f"{name} was constant across clients and had no effect" for name in constant]
+        for text, times in Counter(told).items():
+            yield f"{one.label}: {text} ({counted(times, 'time')})"
     if not run.finished:
         yield "This run is not finished."
 
 
 def comparison(run: RunFolder, other: RunFolder) -> Iterator[Item]:
-    """A counterfactual run against the run, method by method and client by client."""
-    results = Results([run])
-    for one, theirs in zip(results.methods, Results([other]).methods, strict=False):
-        found = client_differences(theirs.by_client(), one.by_client())
-        if found:
-            title = f"{one.label}: {run.facts.metric} on each client's own test data"
-            shown = {"run": one, "counterfactual": theirs}
-            yield paired_table(f"paired-{one.label}", title, shown, found, results.unit)
+    """A run, and the same with one thing changed: both tables of results, and each method against itself."""
+    results = Results([run, other])
+    yield replace(result_table(results), title="Before and after the change", note="")
+    yield from clients(results)
+    for one, theirs in zip(Results([run]).methods, Results([other]).methods, strict=False):
         difference = difference_between(theirs, one)
         if difference is not None:
             yield f"{one.label}: {run.facts.metric} is {in_words(difference, results)}."
@@ -138,35 +126,22 @@ def trials_table(method: str, trials: Sequence[Trial], is_share: bool) -> Table:
     return Table(f"trials-{method}", title, pandas.DataFrame(rows))
 
 
-def sparkline(values: Sequence[float]) -> str:
-    """A curve as a line of bars, from its lowest value to its highest.
-
-    >>> sparkline([0.0, 0.5, 1.0])
-    '▁▅█'
-    """
-    known = pandas.Series(values, dtype=float).dropna()
-    step = max(1, -(-len(known) // SPARK_WIDTH))
-    picked = known.iloc[::-step].iloc[::-1]  # the last value is among them
-    levels = (picked - picked.min()) / (picked.max() - picked.min() or 1.0) * (len(BARS) - 1)
-    return "".join(BARS[round(level)] for level in levels)
-
-
 def run_text(run: RunFolder) -> str:
     """A run in a Python session: its state, its headline, and one line per method."""
     results = Results([run])
     sizes = {
         "method": len(run.methods),
-        "seed": run.lanes["seed"].nunique(),
+        "seed": len(results.seeds),
         "round": run.facts.rounds,
     }
     size = ", ".join(counted(number, noun) for noun, number in sizes.items())
-    lines = [f"Run({str(run.folder)!r}): {run_state(run)}, {size}", *headline(results)]
-    width = max((len(one.label) for one in results.methods), default=0)
-    for one in results.ranked:
-        metric = one.last("metric")
-        spread = results.unit.spread(metric.mean(), metric.std())
-        lines.append(f"  {one.label:<{width}}  {run.facts.metric} {spread}")
-    return "\n".join(lines)
+    head = f"Run({str(run.folder)!r}): {run_state(run)}, {size}"
+    shown = _texts(result_table(results)).iloc[:, :2]
+    return "\n".join([head, *headline(results), shown.to_string(index=False)])
+
+
+def _texts(table: Table) -> pandas.DataFrame:
+    return pandas.DataFrame(table.texts(), columns=table.columns)
 
 
 def run_html(run: RunFolder) -> str:
@@ -174,12 +149,11 @@ def run_html(run: RunFolder) -> str:
     from html import escape as quoted
 
     results = Results([run])
-    found = result_table(results)
     lines = [f"<strong>{quoted(f'{run.id}: {run_state(run)}')}</strong>"]
     lines += [f"<div>{quoted(line)}</div>" for line in headline(results)]
-    lines.append(pandas.DataFrame(found.texts(), columns=found.columns).to_html(index=False))
+    lines.append(_texts(result_table(results)).to_html(index=False))
     try:
-        (image,) = pictures([metric_chart(results)], "svg", run.methods, PAGE)
+        (image,) = pictures([metric_chart(results)], "svg", PAGE)
         source = f"data:image/svg+xml;base64,{b64encode(image).decode()}"
         lines.append(f'<img src="{source}">')
     except ClientwiseError as error:
@@ -190,24 +164,13 @@ def run_html(run: RunFolder) -> str:
 # ------------------------------------------------------------------------ the list of runs
 
 
-def list_runs(folders: Sequence[Path], containing: str = "", sort: str | None = None) -> Table:
-    """All runs in folders, the newest first.
-
-    Args:
-        folders: run folders, or folders of them.
-        containing: only runs whose line contains this text.
-        sort: a column to sort by; the start of its name is enough.
-    """
-    found = sorted(find_runs(folders), key=lambda folder: folder.stat().st_mtime, reverse=True)
-    rows = pandas.DataFrame([_line(folder) for folder in found])
-    texts = [" ".join(map(str, row)).lower() for row in rows.itertuples(index=False)]
-    rows = rows[[containing.lower() in text for text in texts]]
-    if sort is not None and len(rows):
-        columns = [name for name in rows if name.startswith(sort)]
-        if len(columns) != 1:
-            raise RunError(f"--sort {sort}: no such column{suggest(sort, list(rows))}")
-        is_number = rows[columns[0]].dtype.kind in "iuf"  # the largest first
-        rows = rows.sort_values(columns[0], ascending=not is_number, kind="stable")
+def list_runs(folder: Path) -> Table:
+    """All runs in a folder, the newest first."""
+    # Links may lead out of the folder and are not followed. To see such a run, name it.
+    inside = [one for one in folder.iterdir() if not one.is_symlink() and one.name[0] != "."]
+    runs = [one for one in inside if (one / DATABASE).exists() or (one / CONFIG).exists()]
+    newest_first = sorted(runs, key=lambda one: one.stat().st_mtime, reverse=True)
+    rows = pandas.DataFrame([_line(one) for one in newest_first])
     shown = rows.dropna(axis="columns", how="all")
     return Table("runs", counted(len(rows), "run"), shown, secondary=("seeds", "by"))
 
@@ -232,19 +195,3 @@ def _line(folder: Path) -> dict[str, Any]:
     except RunError as error:
         reason = str(error).replace(f"{folder}: ", "")
         return {"run": folder.name, "state": "unreadable", "note": reason}
-
-
-def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """All run folders: the given folders that are runs, and the runs inside the others."""
-    found: list[Path] = []
-    for folder in folders:
-        # Links may lead out of the folder and are not followed. To see such a run, name it.
-        inside = [
-            one for one in sorted(folder.iterdir()) if not one.is_symlink() and one.name[0] != "."
-        ]
-        found += [one for one in ([folder] if _is_run(folder) else inside) if _is_run(one)]
-    return found
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / DATABASE).exists() or (folder / CONFIG).exists()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-import numpy
+from pandas import DataFrame as Frame
+from pandas import Series
 
 from ..core.reasons import Kept, likely_cause
 from ..record.facts import unequal_steps
 from .items import counted, percent
-from .results import Method, Results, client_names, has_hostile
+from .results import Method, Results, at_rounds, client_names, has_hostile
 from .statistics import MIN_SEEDS, Difference
 
 NOTHING_YET = "No round has been recorded yet."
@@ -52,8 +52,8 @@ def headline(results: Results) -> list[str]:
 
 def _different_runs(results: Results) -> Iterator[str]:
     """What limits a comparison of several runs."""
-    data = [run.facts.data for run in results.runs]
-    if any(data[0][seed] != own[seed] for own in data[1:] for seed in data[0].keys() & own.keys()):
+    prints = Frame([run.facts.data for run in results.runs])  # [runs, seeds]
+    if (prints.nunique() > 1).any():
         yield "These runs are not on the same data, which may explain their differences."
     reported = sorted({run.facts.reported_on for run in results.runs})
     if len(reported) > 1:
@@ -65,11 +65,10 @@ def _stayed(results: Results) -> Iterator[str]:
     for one in results.methods:
         found = [Kept(*kept) for kept in one.rounds["kept"].dropna()]
         is_most = one.learned and 2 * len(found) > len(one.rounds)
-        if not is_most:
-            found = [kept for kept in found if kept.cause == "bounds"]
-        for reason, times in Counter(kept.sentence for kept in found).most_common(1):
-            often = f"in {times} of them: " if times < len(found) else ""
-            rounds = f"{len(found)} of {len(one.rounds)} rounds"
+        told = [kept.sentence for kept in found if is_most or kept.cause == "bounds"]
+        for reason, times in Counter(told).most_common(1):
+            often = f"in {times} of them: " if times < len(told) else ""
+            rounds = f"{len(told)} of {len(one.rounds)} rounds"
             text = f"{one.label}: the model did not change in {rounds} ({often}{reason})."
             yield f"{text} Its metric is not that of a trained model." if is_most else text
 
@@ -107,12 +106,11 @@ def _refused(results: Results) -> Iterator[str]:
 
 def _diverged(results: Results) -> Iterator[str]:
     """Where training diverged: the score of such a method is chance."""
-    found = [one for one in results.methods if one.diverged]
+    found = [one for one in results.methods if len(one.diverged)]
     for one in found:
-        seeds = ", ".join(map(str, one.diverged))
-        loss = max(one.diverged.values())
+        seeds = ", ".join(map(str, one.diverged.index))
         yield (
-            f"{one.label} diverged (seed {seeds}): the loss in the last round is {loss:.2g}. "
+            f"{one.label} diverged (seed {seeds}): the loss in the last round is {one.diverged.max():.2g}. "
             "Its metric says nothing else."
         )
     if found:
@@ -137,58 +135,43 @@ def _against_a_constant(one: Method, results: Results) -> str | None:
     facts = one.run.facts
     guessed, metric = facts.constant_metric, one.mean_metric
     has_ended = one.last_ended == facts.rounds and one.last_round >= LEAST_ROUNDS
-    is_trained = one.learned and not one.diverged
-    if not (has_ended and is_trained) or guessed is None or metric is None:
+    if guessed is None or metric is None or not has_ended or not one.learned or len(one.diverged):
         return None
     gain = metric - guessed if facts.higher_is_better else guessed - metric
     error = 0.0
-    if facts.is_share and facts.higher_is_better and facts.report_samples and 0 < guessed < 1:
-        error = math.sqrt(guessed * (1 - guessed) / facts.report_samples)
+    if facts.is_share and facts.higher_is_better and facts.report_samples:
+        error = math.sqrt(max(0.0, guessed * (1 - guessed)) / facts.report_samples)
     if gain > error:
         return None
-    text = results.unit.text(guessed)
-    if results.unit.text(metric) == text:
-        return f"No better than a constant prediction ({text})"
-    return f"{'Worse' if gain < 0 else 'Little better'} than a constant prediction ({text})"
+    text, constant = map(results.unit.text, (metric, guessed))
+    how = "No better" if text == constant else "Worse" if gain < 0 else "Little better"
+    return f"{how} than a constant prediction ({constant})"
 
 
 def _best_models(results: Results) -> Iterator[str]:
     """Methods that stopped early, and those whose model is not that of the last round."""
     for one in results.methods:
-        best = best_rounds(one)
-        if one.stopped:
-            known = {seed: best[seed] for seed in one.stopped if seed in best}
-            loss = f"was lowest in round {_by_seed(known)}" if known else "was not finite"
+        losses = one.curve("held_out_loss").astype(float).replace(math.inf, math.nan)
+        best: Series = losses.dropna(axis="columns", how="all").idxmin()
+        if len(one.stopped):
+            lowest = best[best.index.isin(one.stopped.index)]
+            loss = f"was lowest in round {_by_seed(lowest)}" if len(lowest) else "was not finite"
             yield (
-                f"{one.label} stopped early, after round {_by_seed(one.stopped)} of {one.run.facts.rounds}: the "
-                f"held-out loss {loss}."
+                f"{one.label} stopped early, after round {_by_seed(one.stopped)} of {one.run.facts.rounds}: "
+                f"the held-out loss {loss}."
             )
-        kept = {seed: number for seed, number in best.items() if number != one.done[seed]}
-        values = [
-            one.metric[seed].get(number) for seed, number in kept.items() if seed in one.metric
-        ]
-        known_values = [value for value in values if value is not None]
-        if known_values and keeps_best(one):
-            value = results.unit.text(statistics.fmean(known_values))
+        is_kept = one.run.config.get("keep") == "best" and one.about.control != "alone"
+        kept = best[best != best.index.map(one.done)]
+        if is_kept and len(kept):
+            value = results.unit.text(at_rounds(one.metric, kept).mean())
             yield (
                 f"{one.label}: predictions and exports use the model of round {_by_seed(kept)}, which has the lowest "
                 f"held-out loss ({results.facts.metric} {value}). Reported results are of the last round."
             )
 
 
-def _by_seed(rounds: Mapping[int, int]) -> str:
+def _by_seed(rounds: Series) -> str:
     return ", ".join(f"{number} (seed {seed})" for seed, number in rounds.items())
-
-
-def best_rounds(one: Method) -> dict[int, int]:
-    """By seed, the round with the lowest held-out loss, where that is evaluated."""
-    losses = one.curve("held_out_loss").replace([numpy.inf, -numpy.inf], numpy.nan)
-    return {seed: int(losses[seed].idxmin()) for seed in losses if losses[seed].notna().any()}
-
-
-def keeps_best(one: Method) -> bool:
-    """Whether the model of the best round is the one that is used."""
-    return one.run.config.get("keep") == "best" and one.about.control != "alone"
 
 
 def _unequal_steps(results: Results) -> Iterator[str]:
@@ -244,7 +227,6 @@ def _comparisons(results: Results) -> Iterator[str]:
     yield from _left_out(results)
     yield from _compared(results)
     yield from _undertrained(results)
-    yield from _significantly_worse(results)
 
 
 def _verdict(results: Results) -> str:
@@ -265,7 +247,7 @@ def _verdict(results: Results) -> str:
 
 def _last_round(one: Method) -> str:
     """The round that a result is of; while a run goes on, also how many there will be."""
-    if one.stopped:  # of each seed another one
+    if len(one.stopped):  # of each seed another one
         return "its last round"
     if one.last_round < one.run.facts.rounds:
         return f"round {one.last_round:,} of {one.run.facts.rounds:,}"
@@ -345,29 +327,13 @@ def _undertrained(results: Results) -> Iterator[str]:
 
 
 def _late_gain(one: Method) -> float:
-    """How much better the last quarter of the rounds is than the quarter before, over the seeds."""
-    gains = []
-    for seed in one.metric:
-        values = one.metric[seed].dropna()
-        quarter = len(values) // 4
-        if quarter >= LEAST_QUARTER:
-            before, last = values.iloc[-2 * quarter : -quarter], values.iloc[-quarter:]
-            gains.append(last.mean() - before.mean())
-    gain = statistics.fmean(gains) if gains else 0.0
+    """How much better the last quarter of the rounds is than the quarter before, mean over the seeds."""
+    values = one.metric.mean(axis=1)
+    quarter = len(values) // 4
+    if quarter < LEAST_QUARTER:
+        return 0.0
+    gain = float(values.iloc[-quarter:].mean() - values.iloc[-2 * quarter : -quarter].mean())
     return gain if one.run.facts.higher_is_better else -gain
-
-
-def _significantly_worse(results: Results) -> Iterator[str]:
-    """The methods that are significantly worse than the baseline."""
-    label = results.baseline.label
-    sign = 1 if results.facts.higher_is_better else -1
-    worse = []
-    for one in results.methods:
-        found = results.differences.get((one.label, label))
-        if found and found.is_significant and sign * found.mean < 0:
-            worse.append(f"{one.label} ({results.unit.signed(found.mean)}{results.unit.points})")
-    if worse:
-        yield f"Significantly worse than {label} (baseline): {', '.join(worse)}."
 
 
 # What happened to clients ------------------------------------------------------------------------
@@ -407,17 +373,16 @@ def _lowered_clients(one: Method) -> str | None:
     # Updates that share the weight of one: that is no loss
     copies = judged["copies"].astype(float).fillna(1.0).round()
     is_lowered = (judged["prior"] > 0) & (judged["posterior"] * copies < 0.5 * judged["prior"])
-    lowered = judged[is_lowered].drop_duplicates("client", keep="last")
+    lowered = judged[is_lowered].drop_duplicates("client", keep="last").sort_values("client")
     if lowered.empty:
         return None
     # Honest ones first: they are what a reader should look at
-    is_hostile = lowered["hostile"].notna()
-    named = lowered.assign(is_hostile=is_hostile).sort_values(["is_hostile", "client"])
-    names = ", ".join(client_names(named)[:MOST_LOWERED]) + " …" * (len(named) > MOST_LOWERED)
-    text = f"{one.label} from {len(named)} of {judged['client'].nunique()} ({names})"
+    honest, hostile = lowered[lowered["hostile"].isna()], lowered[lowered["hostile"].notna()]
+    names = [*client_names(honest), *client_names(hostile)]
+    shown = ", ".join(names[:MOST_LOWERED]) + " …" * (len(names) > MOST_LOWERED)
+    text = f"{one.label} from {len(names)} of {judged['client'].nunique()} ({shown})"
     if not has_hostile(one.run):  # outside of simulations, which clients are hostile is not known
         return text
-    hostile = int(is_hostile.sum())
-    were = "was" if hostile == 1 else "were"
-    lost = counted(len(named), "client")
-    return f"{text}; {hostile} of the {lost} that lost weight {were} hostile"
+    were = "was" if len(hostile) == 1 else "were"
+    lost = counted(len(names), "client")
+    return f"{text}; {len(hostile)} of the {lost} that lost weight {were} hostile"

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
 from ...registry import (
-    OpenShare,
     PositiveFloat,
     Registry,
     needs,
@@ -329,57 +328,6 @@ def dnc(
     scores = (centred @ (roots * vectors[:, -1])).square()  # v is Σ_a √w_a·u_a·(Δ_a − μ)
     kept = lowest(scores[:, None], weights, 1 - hostile)[:, 0]
     return _combined(kept / (1 - hostile), updates)
-
-
-@RULES.register("foundation", needs("models", "single_values"))
-def foundation(
-    updates: Tensor,
-    weights: Tensor,
-    state: State = NOTHING,
-    *,
-    hostile: Minority = 0.2,
-    synthetic: OpenShare = 0.5,
-    base: Literal["trimmed_mean", "median"] = "trimmed_mean",
-) -> Ruled:
-    """A trimmed mean or median of the updates and of copies of the one farthest from the extremes (FoundationFL).
-
-    The extremes are the largest and the smallest value of every coordinate. The server copies the update
-    with the largest min(‖Δ_a − largest‖, ‖Δ_a − smallest‖). Updates that tie share the copies by their
-    weights. The trimmed mean cuts off as many updates as without copies, the share h/(1 + synthetic).
-    Source: Fang et al., NDSS 2025.
-
-    Args:
-        updates: one update per row, [n, d].
-        weights: zero or more, sum to 1, [n].
-        state: unused; the rule keeps no state.
-        hostile: h, the share of the clients' weight that the trimmed mean must withstand.
-        synthetic: weight of the copies, in units of the weight of all clients.
-        base: the rule for the updates and the copies.
-
-    Returns:
-        The aggregate [d] and every client's influence [n], its copies included.
-
-    >>> foundation(torch.tensor([[1.0], [2.0], [3.0], [900.0]]), torch.full((4,), 0.25), hostile=0.25).update
-    tensor([2.7500])
-    """
-    scores = _distance_from_extremes(updates, weights > 0)
-    chosen = weights * (scores == scores.max())
-    enlarged = (weights + synthetic * chosen / chosen.sum()) / (1 + synthetic)
-    if base == "median":
-        return median(updates, enlarged)
-    return trimmed_mean(updates, enlarged, hostile=hostile / (1 + synthetic))
-
-
-def _distance_from_extremes(updates: Tensor, present: Tensor) -> Tensor:
-    """Distance of every update from the nearer extreme of those present [n]; in float32, so that ties are exact."""
-    squares = torch.zeros(2, len(updates), dtype=torch.float64, device=updates.device)
-    for block in column_blocks(updates):
-        columns = block.double()
-        seen = columns[present.to(columns.device)]
-        squares[0] += (columns - seen.amax(0)).square().sum(1)
-        squares[1] += (columns - seen.amin(0)).square().sum(1)
-    nearer = squares.amin(0).sqrt().float().cpu()
-    return torch.where(present.cpu(), nearer, -1.0)
 
 
 def _combined(shares: Tensor, updates: Tensor) -> Ruled:

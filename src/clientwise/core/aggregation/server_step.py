@@ -8,6 +8,7 @@ without bias correction, as published.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -85,72 +86,69 @@ def momentum_step(
     return model + learning_rate * velocity, {"velocity": velocity}
 
 
+@dataclass(frozen=True)
+class AdaptiveStep(ABC):
+    """Θ ← Θ + η·m/(√v + τ) with m ← β₁m + (1−β₁)Δ; the steps differ in v, which starts at τ²."""
+
+    learning_rate: PositiveFloat = 0.01
+    beta1: Decay = 0.9
+    tau: Tau = 1e-3
+
+    def __call__(self, model: Tensor, mean: Tensor, state: StepState) -> tuple[Tensor, StepState]:
+        """The new model [d], and the moments `first` m and `second` v, each [d]."""
+        update = mean - model
+        first = _moment(_remembered(state, "first", model), update, self.beta1)
+        second = self.second(_remembered(state, "second", model, self.tau**2), update.square())
+        moved = model + self.learning_rate * first / (second.sqrt() + self.tau)
+        return moved, {"first": first, "second": second}
+
+    @abstractmethod
+    def second(self, before: Tensor, squared: Tensor) -> Tensor:
+        """v [d] after a round, from v before it and Δ²."""
+
+
 @SERVER_STEPS.register("adam")
-def adam_step(
-    model: Tensor,
-    mean: Tensor,
-    state: StepState,
-    *,
-    learning_rate: PositiveFloat = 0.01,
-    beta1: Decay = 0.9,
-    beta2: Decay = 0.99,
-    tau: Tau = 1e-3,
-) -> tuple[Tensor, StepState]:
+@dataclass(frozen=True)
+class AdamStep(AdaptiveStep):
     """m ← β₁m + (1−β₁)Δ; v ← β₂v + (1−β₂)Δ², from v = τ²; Θ ← Θ + η·m/(√v + τ) (FedAdam, Reddi et al., 2021).
 
     Args:
-        model: global model [d].
-        mean: weighted mean of the clients' models [d].
-        state: the moments `first` m and `second` v, each [d]; they start at 0 and τ².
         learning_rate: η.
-        beta1: decay of the first moment.
-        beta2: decay of the second moment.
+        beta1: decay of the first moment m.
         tau: τ, the degree of adaptivity: the smaller, the more adaptive.
-
-    Returns:
-        The new model [d] and the new moments.
+        beta2: decay of the second moment v.
     """
-    first, second, squared = _moments(model, mean, state, beta1, tau)
-    second = _moment(second, squared, beta2)
-    return _adaptive_step(model, first, second, learning_rate, tau)
+
+    beta2: Decay = 0.99
+
+    def second(self, before: Tensor, squared: Tensor) -> Tensor:
+        """β₂v + (1−β₂)Δ²."""
+        return _moment(before, squared, self.beta2)
 
 
 @SERVER_STEPS.register("yogi")
-def yogi_step(
-    model: Tensor,
-    mean: Tensor,
-    state: StepState,
-    *,
-    learning_rate: PositiveFloat = 0.01,
-    beta1: Decay = 0.9,
-    beta2: Decay = 0.99,
-    tau: Tau = 1e-3,
-) -> tuple[Tensor, StepState]:
-    """As adam, but v ← v − (1−β₂)·Δ²·sign(v − Δ²), from v = τ² (FedYogi, Reddi et al., 2021).
+@dataclass(frozen=True)
+class YogiStep(AdamStep):
+    """As adam, but v ← v − (1−β₂)·Δ²·sign(v − Δ²), from v = τ² (FedYogi, Reddi et al., 2021)."""
 
-    Arguments and return value are those of `adam`.
-    """
-    first, second, squared = _moments(model, mean, state, beta1, tau)
-    second = second - (1 - beta2) * squared * (second - squared).sign()
-    return _adaptive_step(model, first, second, learning_rate, tau)
+    def second(self, before: Tensor, squared: Tensor) -> Tensor:
+        """v − (1−β₂)·Δ²·sign(v − Δ²)."""
+        return before - (1 - self.beta2) * squared * (before - squared).sign()
 
 
 @SERVER_STEPS.register("adagrad")
-def adagrad_step(
-    model: Tensor,
-    mean: Tensor,
-    state: StepState,
-    *,
-    learning_rate: PositiveFloat = 0.01,
-    beta1: Decay = 0.0,
-    tau: Tau = 1e-3,
-) -> tuple[Tensor, StepState]:
+@dataclass(frozen=True)
+class AdagradStep(AdaptiveStep):
     """m ← β₁m + (1−β₁)Δ; v ← v + Δ², from v = τ²; Θ ← Θ + η·m/(√v + τ) (FedAdagrad, Reddi et al., 2021).
 
-    Arguments and return value are those of `adam`, without `beta2`.
+    Options are those of `adam`, without `beta2`.
     """
-    first, second, squared = _moments(model, mean, state, beta1, tau)
-    return _adaptive_step(model, first, second + squared, learning_rate, tau)
+
+    beta1: Decay = 0.0
+
+    def second(self, before: Tensor, squared: Tensor) -> Tensor:
+        """v + Δ²."""
+        return before + squared
 
 
 @SERVER_STEPS.register("best_of", needs("server_samples"))
@@ -177,12 +175,12 @@ class BestOf:
     def __post_init__(self) -> None:
         if len(self.steps) < 2:
             raise ValueError("steps must have at least two server steps")
-        if any(isinstance(SERVER_STEPS.get(step.name), type) for step in self.steps):
+        if any(SERVER_STEPS.get(step.name) is BestOf for step in self.steps):
             raise ValueError("steps must not have another best_of")
 
     @cached_property
     def _taken(self) -> list[ServerStep]:
-        return [partial(SERVER_STEPS.get(step.name), **step.options) for step in self.steps]
+        return [made_step(step) for step in self.steps]
 
     def __call__(self, model: Tensor, mean: Tensor, state: StepState) -> tuple[Tensor, StepState]:
         """The models of all steps [s, d], and their states."""
@@ -210,6 +208,15 @@ class BestOf:
         return int(usable.argmin()), {**state, "sums": sums}
 
 
+def made_step(part: Part) -> ServerStep:
+    """A registered server step with its options."""
+    step = SERVER_STEPS.get(part.name)
+    made: ServerStep = (
+        step(**part.options) if isinstance(step, type) else partial(step, **part.options)
+    )
+    return made
+
+
 def _remembered(state: StepState, name: str, model: Tensor, start: float = 0.0) -> Tensor:
     """A tensor [d] of the state; filled with `start` in the first round."""
     kept: Tensor = state[name] if name in state else torch.full_like(model, start)
@@ -219,20 +226,3 @@ def _remembered(state: StepState, name: str, model: Tensor, start: float = 0.0) 
 def _moment(before: Tensor, value: Tensor, decay: float) -> Tensor:
     """Exponential moving average: decay · before + (1 − decay) · value."""
     return decay * before + (1 - decay) * value
-
-
-def _moments(
-    model: Tensor, mean: Tensor, state: StepState, beta1: float, tau: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The new first moment, the second one of the round before, and Δ²."""
-    update = mean - model
-    first = _moment(_remembered(state, "first", model), update, beta1)
-    return first, _remembered(state, "second", model, start=tau**2), update.square()
-
-
-def _adaptive_step(
-    model: Tensor, first: Tensor, second: Tensor, learning_rate: float, tau: float
-) -> tuple[Tensor, StepState]:
-    """Θ + η·m/(√v + τ), and both moments for the next round."""
-    moved = model + learning_rate * first / (second.sqrt() + tau)
-    return moved, {"first": first, "second": second}

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -59,65 +58,54 @@ class SubsetSums:
         # [t, m]
         self._exponents = torch.tensor([term.exponents for term in terms], dtype=torch.float64)
         self._index = {term.exponents: row for row, term in enumerate(terms)}
-        self._models = torch.zeros(
-            len(terms), like.shape[0], dtype=torch.float64, device=like.device
-        )
-        self._totals = torch.zeros(len(terms), dtype=torch.float64)
+        # M_t of every term [t, d], and Σ_k Π_j r_jk^e_tj [t]
+        self.sums = torch.zeros(len(terms), len(like), dtype=torch.float64, device=like.device)
+        self.totals = torch.zeros(len(terms), dtype=torch.float64)
 
     def add(self, raw: Tensor, models: Tensor) -> None:
         """Fold n clients into the sums: their prepared raw criteria [n, m] and models [n, d]."""
         products = raw[:, None, :].pow(self._exponents).prod(-1)  # [n, t]
-        self._totals += products.sum(0)
-        factors = products.T.to(self._models.device)
+        self.totals += products.sum(0)
+        factors = products.T.to(self.sums.device)
         at_once = self._models_at_once()
         for some, rows in zip(
             torch.split(factors, at_once, 1), torch.split(models, at_once), strict=True
         ):
             width = self._columns_at_once(len(rows))
             for sums, block in zip(
-                torch.split(self._models, width, 1), torch.split(rows, width, 1), strict=True
+                torch.split(self.sums, width, 1), torch.split(rows, width, 1), strict=True
             ):
                 if block.is_cuda and len(sums) == 1:
                     sums[0] += weighted_sum(some[0], block)
                 else:
                     sums.addmm_(some, block.double())
 
-    @property
-    def totals(self) -> Tensor:
-        """Σ_k Π_j r_jk^e_tj of every term [t]."""
-        return self._totals
-
-    @property
-    def sums(self) -> Tensor:
-        """M_t of every term [t, d]."""
-        return self._models
-
     def merge(self, totals: Tensor, sums: Tensor) -> None:
         """Add what others have folded: their `totals` [t] and `sums` [t, d]."""
-        self._totals += totals
-        self._models += sums.to(self._models.device)
+        self.totals += totals
+        self.sums += sums.to(self.sums.device)
 
     def aggregate(self, score: Score, scales: Tensor, weights: Tensor) -> Tensor:
         """The aggregate of any score whose terms were folded; the weights are implied by the sums."""
-        coefficients = torch.zeros_like(self._totals)
+        coefficients = torch.zeros_like(self.totals)
         for term in score.terms(self._names) or ():
             scale = _scale_of(term, scales)
             if scale:
                 coefficients[self._index[term.exponents]] += term.coefficient / scale
-        total = coefficients @ self._totals
-        shares = (coefficients / total).to(self._models.device)
-        if self._models.is_cuda:
-            return weighted_sum(shares, self._models).float()
-        return (shares @ self._models).float()
+        total = coefficients @ self.totals
+        shares = (coefficients / total).to(self.sums.device)
+        if self.sums.is_cuda:
+            return weighted_sum(shares, self.sums).float()
+        return (shares @ self.sums).float()
 
     def _models_at_once(self) -> int:
-        if not self._models.is_cuda:
+        if not self.sums.is_cuda:
             return AT_ONCE
-        return max(1, ON_GPU // self._models.shape[1])
+        return max(1, ON_GPU // self.sums.shape[1])
 
     def _columns_at_once(self, rows: int) -> int:
-        if self._models.is_cuda:
-            return self._models.shape[1]
+        if self.sums.is_cuda:
+            return self.sums.shape[1]
         return CACHED // max(1, rows)
 
 
@@ -136,11 +124,6 @@ class Stack:
     def __init__(self) -> None:
         self._chunks: list[Tensor] = []
 
-    @cached_property
-    def models(self) -> list[Tensor]:
-        """The models in order of arrival, each [d]; asked for once all are there."""
-        return [model for chunk in self._chunks for model in chunk]
-
     def add(self, raw: Tensor, models: Tensor) -> None:
         """Keep n models."""
         self._chunks.append(models)
@@ -153,7 +136,8 @@ class Stack:
 
     def aggregate(self, score: Score, scales: Tensor, weights: Tensor) -> Tensor:
         """The weighted mean, written out."""
-        return weighted_mean(self.models, weights)
+        models = [model for chunk in self._chunks for model in chunk]
+        return weighted_mean(models, weights)
 
 
 def weighted_sum(weights: Tensor, models: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ client sent before, by small sketches of the updates.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ...registry import needs
 from ..aggregation.robust import combine
-from ..types import Gathered, LookBack, Posterior
+from ..types import Gathered, LookBack, Posterior, Scanned
+from .backdoor import watch
 from .base import EVIDENCE, PageTest, StandardErrors, Strength, enlist, moved, with_rows
 
 GROUPS = 20  # of held-out samples, whose gradients are the witnesses
@@ -100,6 +101,10 @@ class Significance(PageTest):
     - `copies`: updates that are almost equal share the weight of one, in rounds with evidence from
       held-out samples.
 
+    `backdoors` scans the model for patterns that turn inputs of many classes into one. While a class is
+    suspect, clients whose models react to its pattern more than others lose weight, and `fine_tune` trains
+    the model to ignore the pattern (docs/evidence.md, "Backdoors").
+
     Args:
         threshold: in standard errors.
         slack: in standard errors per round.
@@ -108,6 +113,7 @@ class Significance(PageTest):
         liars: share of the judges that may lie together.
         history: whether a client's own past is a witness.
         copies: whether almost equal updates share the weight of one.
+        backdoors: whether to scan for backdoors; needs classes, and inputs that are numbers.
     """
 
     threshold: StandardErrors = 4.0
@@ -117,6 +123,7 @@ class Significance(PageTest):
     liars: Annotated[float, Ge(0), Lt(0.5)] = POSSIBLE_LIARS
     history: bool = False
     copies: bool = False
+    backdoors: bool = False
 
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
@@ -129,12 +136,17 @@ class Significance(PageTest):
         # Without held-out samples nothing tells whether the copies or the others are honest.
         copies = self.copies and held_out is not None
         past = look_back(gathered, memory, history=self.history, copies=copies)
-        found = self.posterior(rows, prior, larger(held_out, past.z), memory, past)
+        scanned = watch(gathered, memory) if self.backdoors else Scanned()
+        z = larger(held_out, past.z, scanned.z)
+        found = self.posterior(rows, prior, z, memory, past)
+        found = replace(
+            found, memory={**found.memory, **scanned.memory}, notes=scanned.notes, scanned=scanned
+        )
         if isinstance(harm, Harm):
             return replace(
                 found, harm=harm.mean, harm_error=harm.error, held_out_change=harm.change
             )
-        return replace(found, notes=(f"{harm}: no evidence from them",))
+        return replace(found, notes=(f"{harm}: no evidence from them", *found.notes))
 
     def _harm(self, gathered: Gathered, weights: Tensor) -> Harm | str:
         """The harm of each client, or why there is no evidence."""
@@ -307,45 +319,24 @@ def count_copies(sketches: Tensor) -> Tensor:
     return torch.cat(parts).clamp(min=1).double()
 
 
-@dataclass(frozen=True)
-class History:
-    """Past directions of the clients that were seen, and of no others."""
+def against_past(past: Tensor, times: Tensor, sketches: Tensor) -> Tensor:
+    """How far updates point against the own past, in standard errors [n].
 
-    ids: Tensor  # [s] clients, in the order in which they were first seen
-    past: Tensor  # [s, 256] decayed mean of their sketches
-    times: Tensor  # [s] updates that went into it
+    z = (atanh(−cos) − atanh(½))·√(s − 3): Fisher's test that the cosine of update and past is below
+    −½, where s is the number of slots that the model fills. A client whose data change often turns
+    by more than 90°, a reversed update by almost 180°. NaN for a client with fewer than two
+    earlier updates.
 
-    @staticmethod
-    def of(
-        memory: Mapping[str, Tensor], client_ids: Sequence[int], device: torch.device
-    ) -> tuple[History, Tensor]:
-        """From what the evidence keeps between rounds, with a row for each of these clients [n]."""
-        ids, rows = enlist(memory.get("ids"), client_ids)
-        past = with_rows(memory.get("past"), len(ids), torch.zeros(SKETCH, device=device))
-        times = with_rows(memory.get("times"), len(ids), torch.tensor(0, device=device))
-        return History(ids, past, times), rows.to(device)
-
-    def z(self, rows: Tensor, sketches: Tensor) -> Tensor:
-        """How far updates point against the own past, in standard errors [n].
-
-        z = (atanh(−cos) − atanh(½))·√(s − 3): Fisher's test that the cosine of update and past is below
-        −½, where s is the number of slots that the model fills. A client whose data change often turns
-        by more than 90°, a reversed update by almost 180°. NaN for a client with fewer than two
-        earlier updates.
-        """
-        cosine = torch.nn.functional.cosine_similarity(sketches, self.past[rows], dim=1).double()
-        turned = (-cosine).clamp(-LARGEST_COSINE, LARGEST_COSINE).atanh()
-        filled = (sketches != 0).any(0).sum()  # a model of few parameters leaves slots empty
-        z = (turned - math.atanh(OPPOSITE)) * (filled - 3).clamp(min=0).double().sqrt()
-        return torch.where(self.times[rows] >= LEAST_TIMES, z, torch.nan)
-
-    def extended(self, rows: Tensor, sketches: Tensor, z: Tensor) -> History:
-        """With the updates that are not against the past: a client that turns cannot rewrite it."""
-        agrees = ~(z > 0)
-        before = self.past[rows]
-        added = KEPT * before + (1 - KEPT) * sketches
-        past = self.past.index_copy(0, rows, torch.where(agrees[:, None], added, before))
-        return History(self.ids, past, self.times.index_add(0, rows, agrees.to(self.times)))
+    Args:
+        past: decayed means of the earlier sketches, [n, 256].
+        times: updates that went into each, [n].
+        sketches: of the updates, [n, 256].
+    """
+    cosine = torch.nn.functional.cosine_similarity(sketches, past, dim=1).double()
+    turned = (-cosine).clamp(-LARGEST_COSINE, LARGEST_COSINE).atanh()
+    filled = (sketches != 0).any(0).sum()  # a model of few parameters leaves slots empty
+    z = (turned - math.atanh(OPPOSITE)) * (filled - 3).clamp(min=0).double().sqrt()
+    return torch.where(times >= LEAST_TIMES, z, torch.nan)
 
 
 def look_back(
@@ -365,18 +356,30 @@ def look_back(
     counts = count_copies(sketches).cpu() if copies else None
     if not history:
         return LookBack(copies=counts)
-    past, rows = History.of(memory, gathered.client_ids, sketches.device)
-    z = past.z(rows, sketches)
-    return LookBack(z.cpu(), counts, vars(past.extended(rows, sketches, z)))
+    # Only clients that were seen have a past
+    ids, rows = enlist(memory.get("ids"), gathered.client_ids)
+    rows = rows.to(sketches.device)
+    past = with_rows(memory.get("past"), len(ids), torch.zeros_like(sketches[0]))
+    times = with_rows(memory.get("times"), len(ids), torch.tensor(0, device=sketches.device))
+    before = past[rows]
+    z = against_past(before, times[rows], sketches)
+    # An update against the past is not added to it: a client that turns cannot rewrite it
+    agrees = ~(z > 0)
+    past[rows] = torch.where(agrees[:, None], KEPT * before + (1 - KEPT) * sketches, before)
+    times[rows] += agrees
+    return LookBack(z.cpu(), counts, {"ids": ids, "past": past, "times": times})
 
 
-def larger(held_out: Tensor | None, history: Tensor | None) -> Tensor | None:
-    """The larger evidence against each client [n]; NaN is no evidence.
+def larger(held_out: Tensor | None, *others: Tensor | None) -> Tensor | None:
+    """The largest evidence against each client [n]; NaN is no evidence.
 
-    Agreement with the past alone is no evidence in favour of a client.
+    Other witnesses than the held-out samples are no evidence in favour of a client.
     """
-    if history is None:
-        return held_out
-    if held_out is None:
-        return history.nan_to_num(nan=0.0).clamp(min=0)
-    return torch.maximum(held_out, history.nan_to_num(nan=-torch.inf))
+    largest = held_out
+    for z in others:
+        if z is None:
+            continue
+        if largest is None:
+            largest = torch.zeros_like(z)
+        largest = torch.maximum(largest, z.nan_to_num(nan=-torch.inf))
+    return largest

@@ -1,16 +1,15 @@
 """Losses that clients train with. A loss travels with the task and is kept in checkpoints.
 
-`LOSSES` has a function for every kind of loss, which makes it from its options. A new kind is a class
-`Loss` and such a function, registered under the `kind` of the class. Its record is then written and
-read without further code.
+A new kind is a class `Loss`, registered under its `kind`. Its keyword-only fields are its options in TOML, and its
+record is written and read without further code.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -19,15 +18,12 @@ from torch import Tensor
 
 from ...registry import NonNegativeFloat, PositiveFloat, Registry, needs
 
-ClassWeights = tuple[float, ...] | None  # κ of P3 Eq. 2, one per class; None: all 1
-# As an option: a list with a weight for each class, or the inverse of its frequency
-Weights: TypeAlias = list[float] | Literal["balanced"] | None
+# κ of P3 Eq. 2, one per class, or the inverse of each class's frequency; None: all 1
+ClassWeights: TypeAlias = Sequence[float] | Literal["balanced"] | None
 BALANCED = "balanced"
-
-# A loss is made from the training samples of each class over all clients [C], None where they are not
-# known, and from its options.
-MakeLoss = Callable[..., "Loss"]
-LOSSES: Registry[MakeLoss] = Registry("loss", "losses", "Losses that clients train with")
+LOSSES: Registry[Callable[..., Loss]] = Registry(
+    "loss", "losses", "Losses that clients train with", passes=True
+)
 UNREDUCED = "none"  # the `reduction` of a loss of PyTorch that gives a loss per sample
 
 
@@ -40,23 +36,45 @@ class LossRecord:
 
     def loss(self) -> Loss:
         """The loss that was written; ValueError where there is no such loss."""
-        if self.kind not in LOSSES:
-            raise ValueError(f"unknown loss {self.kind!r}")
         try:
-            return LOSSES.get(self.kind)(None, **self.options)
+            return make_loss(self.kind, self.options)
         except TypeError:
-            raise ValueError(f"loss {self.kind!r} does not take these options") from None
+            raise ValueError(f"loss {self.kind!r} does not take these values") from None
 
 
+def make_loss(kind: str, options: Mapping[str, Any], counts: Tensor | None = None) -> Loss:
+    """A registered loss with its options.
+
+    Args:
+        kind: its name in `LOSSES`.
+        options: its options.
+        counts: training samples of each class over all clients [C], for balanced class weights.
+
+    Raises:
+        ValueError: there is no such loss, or it does not take these options.
+    """
+    if kind not in LOSSES:
+        raise ValueError(f"unknown loss {kind!r}")
+    if not options.keys() <= {option.name for option in LOSSES.options(kind)}:
+        raise ValueError(f"loss {kind!r} does not take these options")
+    loss = LOSSES.get(kind)(**options)
+    if loss.class_weights is None:
+        return loss
+    return loss.weighted(_numbers(loss.class_weights, counts))
+
+
+@dataclass(frozen=True)
 class Loss(ABC):
     """The loss of one round."""
 
-    kind: str  # its name in `LOSSES`
+    missing: tuple[int, ...] = ()  # classes that the samples at hand lack; they are left out
     class_weights: ClassWeights = None
+
+    kind = ""  # its name in `LOSSES`
     # A sample's loss depends on its batch, so batches cannot be joined
-    compares_samples: bool = False
+    compares_samples = False
     # Whether a CUDA graph can repeat it; code of a user may read values on the CPU
-    can_be_captured: bool = True
+    can_be_captured = True
 
     @abstractmethod
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -64,25 +82,23 @@ class Loss(ABC):
 
     def record(self) -> LossRecord:
         """How the loss is written into requests and checkpoints: its kind and the fields of its class."""
-        options = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
-        options.pop("missing", None)  # of the server's own computations alone
+        options = dict(vars(self))
+        del options["missing"]  # of the server's own computations alone
         if self.class_weights is None:
-            options.pop("class_weights", None)
+            del options["class_weights"]
         return LossRecord(self.kind, options)
 
     def weighted(self, class_weights: ClassWeights) -> Loss:
         """The same loss with these class weights instead of its own."""
-        return replace(self, class_weights=class_weights)  # type: ignore[type-var]
+        return replace(self, class_weights=class_weights)
 
     def unweighted(self) -> Loss:
         """The same loss with all class weights 1."""
-        return self if self.class_weights is None else self.weighted(None)
+        return self.weighted(None)
 
     def without(self, missing: tuple[int, ...]) -> Loss:
-        """The same loss over the other classes alone, for samples that lack some; of other losses, the same."""
-        if not missing or "missing" not in {one.name for one in fields(self)}:  # type: ignore[arg-type]
-            return self
-        return replace(self, missing=missing)  # type: ignore[type-var]
+        """The same loss over the other classes alone, for samples that lack some."""
+        return replace(self, missing=missing)
 
     @torch.no_grad()
     def with_gradient(
@@ -100,19 +116,36 @@ class Loss(ABC):
         return self.per_sample(outputs, targets).mean()
 
 
-@dataclass(frozen=True)
-class CrossEntropy(Loss):
-    """Cross-entropy of logits [N, C], times the weight κ of the sample's class (P3 Eq. 2)."""
+@dataclass(frozen=True, kw_only=True)
+class ClassLoss(Loss):
+    """A loss of logits [N, C] by the cross-entropy of the true class, times its weight κ (P3 Eq. 2)."""
 
-    kind = "cross_entropy"
     class_weights: ClassWeights = None
-    missing: tuple[int, ...] = ()
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """κ_y · −log softmax(outputs)_y."""
+        """κ_y · the loss of −log softmax(outputs)_y."""
         scores = left_out(class_scores(outputs), self.missing)
-        losses = functional.cross_entropy(scores, targets, reduction="none")
-        return _times_class_weights(losses, self.class_weights, targets)
+        losses = self.of_entropies(functional.cross_entropy(scores, targets, reduction="none"))
+        if self.class_weights is None:
+            return losses
+        weights = torch.tensor(self.class_weights, dtype=losses.dtype, device=losses.device)
+        return losses * weights[targets]
+
+    def of_entropies(self, entropies: Tensor) -> Tensor:
+        """The losses of cross-entropies [N]."""
+        return entropies
+
+
+@LOSSES.register("cross_entropy", needs("classes"))
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy(ClassLoss):
+    """Cross-entropy (the default of classification).
+
+    Args:
+        class_weights: a weight for each class, or "balanced": N/(C·n_c), so that all classes count the same.
+    """
+
+    kind = "cross_entropy"
 
     @torch.no_grad()
     def with_gradient(
@@ -134,22 +167,24 @@ class CrossEntropy(Loss):
         return (totals.log() - chosen)[:, 0], slopes
 
 
-@dataclass(frozen=True)
-class FocalLoss(Loss):
-    """Cross-entropy times (1 − p)^γ, p the probability of the true class (Lin et al., 2017)."""
+@LOSSES.register("focal", needs("classes"))
+@dataclass(frozen=True, kw_only=True)
+class FocalLoss(ClassLoss):
+    """Focal loss: cross-entropy times (1 − p)^gamma, so that easy samples count less (Lin et al., 2017).
+
+    Args:
+        gamma: γ; 0 is cross-entropy.
+        class_weights: a weight for each class, or "balanced": N/(C·n_c), so that all classes count the same.
+    """
 
     kind = "focal"
-    gamma: float = 2.0
-    class_weights: ClassWeights = None
-    missing: tuple[int, ...] = ()
+    gamma: NonNegativeFloat = 2.0
 
-    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """κ_y · −(1 − p_y)^γ · log p_y."""
-        scores = left_out(class_scores(outputs), self.missing)
-        losses = functional.cross_entropy(scores, targets, reduction="none")
+    def of_entropies(self, entropies: Tensor) -> Tensor:
+        """−(1 − p_y)^γ · log p_y."""
         # 1 − p; above zero, since the slope of x^γ at zero is infinite for γ < 1
-        missed = (-torch.expm1(-losses)).clamp(min=torch.finfo(losses.dtype).tiny)
-        return _times_class_weights(missed.pow(self.gamma) * losses, self.class_weights, targets)
+        missed = (-torch.expm1(-entropies)).clamp(min=torch.finfo(entropies.dtype).tiny)
+        return missed.pow(self.gamma) * entropies
 
 
 class NumberLoss(Loss):
@@ -165,22 +200,29 @@ class NumberLoss(Loss):
         """ρ of every error [N, V]."""
 
 
-@dataclass(frozen=True)
+@LOSSES.register("robust", needs("numbers"))
+@dataclass(frozen=True, kw_only=True)
 class RobustLoss(NumberLoss):
-    """Barron's general robust loss; see `robust_loss`."""
+    """Barron's general robust loss (2019); see `robust_loss`.
+
+    Args:
+        shape: α. 2 is the squared error; with a smaller α, outliers have less effect.
+        scale: c: errors beyond it count as outliers.
+    """
 
     kind = "robust"
-    shape: float = 2.0  # α; 2 is the squared error
-    scale: float = 1.0  # c: errors beyond it count as outliers
+    shape: float = 2.0
+    scale: PositiveFloat = 1.0
 
     def of_errors(self, errors: Tensor) -> Tensor:
         """ρ(x, α, c)."""
         return robust_loss(errors, self.shape, self.scale)
 
 
-@dataclass(frozen=True)
+@LOSSES.register("mse", needs("numbers"))
+@dataclass(frozen=True, kw_only=True)
 class SquaredError(NumberLoss):
-    """The mean squared error."""
+    """Squared error (the default of regression)."""
 
     kind = "mse"
 
@@ -189,9 +231,10 @@ class SquaredError(NumberLoss):
         return errors.square()
 
 
-@dataclass(frozen=True)
+@LOSSES.register("mae", needs("numbers"))
+@dataclass(frozen=True, kw_only=True)
 class AbsoluteError(NumberLoss):
-    """The mean absolute error."""
+    """Absolute error."""
 
     kind = "mae"
 
@@ -200,12 +243,17 @@ class AbsoluteError(NumberLoss):
         return errors.abs()
 
 
-@dataclass(frozen=True)
+@LOSSES.register("huber", needs("numbers"))
+@dataclass(frozen=True, kw_only=True)
 class HuberLoss(NumberLoss):
-    """Huber's loss (1964): quadratic up to `delta`, linear beyond."""
+    """Huber's loss: half the squared error up to `delta`, linear beyond (Huber, 1964).
+
+    Args:
+        delta: the error from which the loss is linear, in units of the target.
+    """
 
     kind = "huber"
-    delta: float = 1.0
+    delta: PositiveFloat = 1.0
 
     def of_errors(self, errors: Tensor) -> Tensor:
         """x²/2 up to δ, δ·(|x| − δ/2) beyond."""
@@ -214,9 +262,10 @@ class HuberLoss(NumberLoss):
         )
 
 
-@dataclass(frozen=True)
+@LOSSES.register("cox", needs("times"))
+@dataclass(frozen=True, kw_only=True)
 class CoxLoss(Loss):
-    """Cox's negative partial log-likelihood; see `cox_losses`."""
+    """Cox's negative partial log-likelihood (the default of survival); see `cox_losses`."""
 
     kind = "cox"
     compares_samples = True
@@ -226,12 +275,12 @@ class CoxLoss(Loss):
         return cox_losses(outputs.reshape(targets.shape), targets)
 
 
-@dataclass(frozen=True)
+@LOSSES.register("binary_cross_entropy", needs("labels"))
+@dataclass(frozen=True, kw_only=True)
 class BinaryCrossEntropy(Loss):
-    """Binary cross-entropy of logits [N, L] and labels [N, L] of 0 and 1, mean over the labels of a sample."""
+    """Binary cross-entropy of every label, mean over the labels of a sample (the default of multi-label problems)."""
 
     kind = "binary_cross_entropy"
-    missing: tuple[int, ...] = ()
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """mean_l −log σ(±outputs_l)."""
@@ -245,12 +294,12 @@ class BinaryCrossEntropy(Loss):
         return losses.mean(1)
 
 
-@dataclass(frozen=True)
+@LOSSES.register("pixel_cross_entropy", needs("masks"))
+@dataclass(frozen=True, kw_only=True)
 class PixelCrossEntropy(Loss):
-    """Cross-entropy of logits [N, C, H, W] and masks [N, H, W], mean over the pixels of a sample."""
+    """Cross-entropy of every pixel, mean over the pixels of a sample (the default of segmentation)."""
 
     kind = "pixel_cross_entropy"
-    missing: tuple[int, ...] = ()
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """mean over pixels of −log softmax(outputs)_y."""
@@ -259,7 +308,7 @@ class PixelCrossEntropy(Loss):
         return losses.flatten(1).mean(1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FunctionLoss(Loss):
     """A loss that was given in Python: a function of outputs and targets.
 
@@ -304,104 +353,14 @@ class FunctionLoss(Loss):
         return LossRecord(self.kind)
 
 
-LabelCounts = Tensor | None  # training samples of each class over all clients [C]
-
-
-@LOSSES.register(CrossEntropy.kind, needs("classes"))
-def cross_entropy(counts: LabelCounts, *, class_weights: Weights = None) -> Loss:
-    """Cross-entropy (the default of classification).
-
-    Args:
-        counts: training samples of each class [C].
-        class_weights: a weight for each class, or "balanced": N/(C·n_c), so that all classes count the same.
-    """
-    return CrossEntropy(_weights(class_weights, counts))
-
-
-@LOSSES.register(FocalLoss.kind, needs("classes"))
-def focal(
-    counts: LabelCounts, *, gamma: NonNegativeFloat = 2.0, class_weights: Weights = None
-) -> Loss:
-    """Focal loss: cross-entropy times (1 − p)^gamma, so that easy samples count less (Lin et al., 2017).
-
-    Args:
-        counts: training samples of each class [C].
-        gamma: γ; 0 is cross-entropy.
-        class_weights: a weight for each class, or "balanced": N/(C·n_c), so that all classes count the same.
-    """
-    return FocalLoss(gamma, _weights(class_weights, counts))
-
-
-@LOSSES.register(SquaredError.kind, needs("numbers"))
-def mse(counts: LabelCounts) -> Loss:
-    """Squared error (the default of regression)."""
-    return SquaredError()
-
-
-@LOSSES.register(AbsoluteError.kind, needs("numbers"))
-def mae(counts: LabelCounts) -> Loss:
-    """Absolute error."""
-    return AbsoluteError()
-
-
-@LOSSES.register(HuberLoss.kind, needs("numbers"))
-def huber(counts: LabelCounts, *, delta: PositiveFloat = 1.0) -> Loss:
-    """Huber's loss: half the squared error up to `delta`, linear beyond (Huber, 1964).
-
-    Args:
-        counts: not used.
-        delta: the error from which the loss is linear, in units of the target.
-    """
-    return HuberLoss(delta)
-
-
-@LOSSES.register(RobustLoss.kind, needs("numbers"))
-def robust(counts: LabelCounts, *, shape: float = 2.0, scale: PositiveFloat = 1.0) -> Loss:
-    """Barron's general robust loss (2019).
-
-    Args:
-        counts: not used.
-        shape: α. 2 is the squared error; with a smaller α, outliers have less effect.
-        scale: c: errors beyond it count as outliers.
-    """
-    return RobustLoss(shape, scale)
-
-
-@LOSSES.register(CoxLoss.kind, needs("times"))
-def cox(counts: LabelCounts) -> Loss:
-    """Cox's negative partial log-likelihood (the default of survival)."""
-    return CoxLoss()
-
-
-@LOSSES.register(BinaryCrossEntropy.kind, needs("labels"))
-def binary_cross_entropy(counts: LabelCounts) -> Loss:
-    """Binary cross-entropy of every label (the default of multi-label problems)."""
-    return BinaryCrossEntropy()
-
-
-@LOSSES.register(PixelCrossEntropy.kind, needs("masks"))
-def pixel_cross_entropy(counts: LabelCounts) -> Loss:
-    """Cross-entropy of every pixel (the default of segmentation)."""
-    return PixelCrossEntropy()
-
-
-def _weights(given: Weights, counts: LabelCounts) -> ClassWeights:
-    """κ of every class. A class without training samples has weight 1 if weights are balanced."""
-    if given is None:
-        return None
-    if not isinstance(given, str):
-        return tuple(given)
+def _numbers(weights: Sequence[float] | str, counts: Tensor | None) -> tuple[float, ...]:
+    """κ of every class; balanced by the label counts [C], where a class without training samples has weight 1."""
+    if not isinstance(weights, str):
+        return tuple(weights)
     if counts is None:
         raise ValueError('class_weights = "balanced" needs the label counts of the clients')
     balanced = counts.sum() / (len(counts) * counts.clamp(min=1))
     return tuple(torch.where(counts > 0, balanced.double(), 1.0).tolist())
-
-
-def _times_class_weights(losses: Tensor, weights: ClassWeights, classes: Tensor) -> Tensor:
-    """Losses [N], each times the weight of its class."""
-    if weights is None:
-        return losses
-    return losses * torch.tensor(weights, dtype=losses.dtype, device=losses.device)[classes]
 
 
 def class_scores(outputs: Tensor) -> Tensor:

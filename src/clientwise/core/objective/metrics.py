@@ -188,8 +188,7 @@ def balanced_accuracy(counts: Tensor) -> Tensor:
         >>> balanced_accuracy(torch.tensor([[3, 1], [0, 2]])).item()
         0.875
     """
-    occurring = (counts.sum(-1) > 0).sum(-1)
-    return per_class_recall(counts).sum(-1) / occurring.clamp(min=1)
+    return _over_involved(per_class_recall(counts), counts.sum(-1))
 
 
 @METRICS.register("macro_f1", OF_CLASSES)
@@ -206,8 +205,7 @@ def macro_f1(counts: Tensor) -> Tensor:
         >>> macro_f1(torch.tensor([[2, 0], [0, 2]])).item()
         1.0
     """
-    involved = (counts.sum(-1) + counts.sum(-2)) > 0
-    return per_class_f1(counts).sum(-1) / involved.sum(-1).clamp(min=1)
+    return _over_involved(per_class_f1(counts), counts.sum(-1) + counts.sum(-2))
 
 
 @METRICS.register("auc", measure("classes", from_scores=True))
@@ -258,9 +256,8 @@ def diagnostic_odds_ratio(counts: Tensor) -> Tensor:
     true_positive = counts.diagonal(dim1=-2, dim2=-1)
     false_negative = counts.sum(-1) - true_positive
     false_positive = counts.sum(-2) - true_positive
-    true_negative = (
-        counts.sum((-2, -1)).unsqueeze(-1) - true_positive - false_negative - false_positive
-    )
+    all_samples = counts.sum((-2, -1)).unsqueeze(-1)
+    true_negative = all_samples - true_positive - false_negative - false_positive
     right = (true_positive + 0.5) * (true_negative + 0.5)
     wrong = (false_positive + 0.5) * (false_negative + 0.5)
     return (right / wrong).mean(-1)
@@ -413,8 +410,8 @@ def label_macro_f1(counts: Tensor) -> Tensor:
         Values [...] in [0, 1].
     """
     right, missed, false, _ = counts.unbind(-1)
-    involved = (right + missed + false > 0).sum(-1)
-    return _ratio(2 * right, 2 * right + missed + false).sum(-1) / involved.clamp(min=1)
+    there_or_said = 2 * right + missed + false
+    return _over_involved(_ratio(2 * right, there_or_said), there_or_said)
 
 
 @METRICS.register("label_micro_f1", measure("labels"))
@@ -489,9 +486,9 @@ def iou(counts: Tensor) -> Tensor:
     return _over_involved(_ratio(both, held + said - both), held + said)
 
 
-def _over_involved(values: Tensor, pixels: Tensor) -> Tensor:
-    """The mean of values [..., C] over the classes that have pixels [..., C]; the others have the value 0."""
-    return values.sum(-1) / (pixels > 0).sum(-1).clamp(min=1)
+def _over_involved(values: Tensor, counted: Tensor) -> Tensor:
+    """The mean of values [..., C] over the classes that are counted [..., C]; the others have the value 0."""
+    return values.sum(-1) / (counted > 0).sum(-1).clamp(min=1)
 
 
 def per_class_f1(counts: Tensor) -> Tensor:

@@ -82,6 +82,9 @@ class Problem(ABC):
     usual_metric: ClassVar[str]  # of a problem that names none, as run folders have it
     default_metric: ClassVar[str] = ""  # of a config that names none; empty: the usual one
     loss: ClassVar[Loss]  # before a method adapts it
+    cells: ClassVar[
+        tuple[int, ...]
+    ]  # shape of the counts of one model; 0: one for each class or label
     counts_dtype: ClassVar[torch.dtype] = torch.float64
     shows: ClassVar[tuple[str, ...]] = ()  # columns of the record that only this kind fills
     is_dense: ClassVar[bool] = False  # outputs are as large as images: few are held at a time
@@ -91,7 +94,7 @@ class Problem(ABC):
     @property
     def num_classes(self) -> int:
         """Number of classes; 0 where the targets are not classes."""
-        return 0
+        return self.size if self.predicts == "classes" else 0
 
     @property
     def described(self) -> str:
@@ -153,9 +156,9 @@ class Problem(ABC):
     # Evaluation -------------------------------------------------------------------------------
 
     @property
-    @abstractmethod
     def counts_shape(self) -> tuple[int, ...]:
         """Shape of the counts of one model."""
+        return tuple(cells or self.size for cells in self.cells)
 
     def judge(self, outputs: Tensor, targets: Tensor) -> Judged:
         """Score the outputs of c models on one batch.
@@ -286,20 +289,11 @@ class Classification(Problem):
     kind = "classification"
     predicts = "classes"
     unit = "classes"
+    cells = (0, 0)
     usual_metric = "accuracy"
     loss = CrossEntropy()
     counts_dtype = torch.int64
     shows = ("macro_f1", "per_class_f1")
-
-    @property
-    def num_classes(self) -> int:
-        """C."""
-        return self.size
-
-    @property
-    def counts_shape(self) -> tuple[int, ...]:
-        """A confusion matrix [C, C]."""
-        return self.size, self.size
 
     def scored(self, outputs: Tensor, truths: Tensor) -> tuple[Tensor, Tensor]:
         """Values are right or wrong [c, B]; the scores [c, B, C] where another metric needs them."""
@@ -378,15 +372,11 @@ class Regression(Problem):
 
     kind = "regression"
     predicts = "numbers"
+    cells = (7,)
     usual_metric = "mape"
     default_metric = "rmse"
     loss = RobustLoss()
     adds_up = True
-
-    @property
-    def counts_shape(self) -> tuple[int, ...]:
-        """Error sums [7]."""
-        return (7,)
 
     def unfit_for(self, metric: str, targets: Tensor) -> str | None:
         """A relative error means nothing where targets come near zero, or lie on both sides of it."""
@@ -438,14 +428,10 @@ class Survival(Problem):
 
     kind = "survival"
     predicts = "times"
+    cells = (3,)
     usual_metric = "concordance"
     loss = CoxLoss()
     column = "risk"
-
-    @property
-    def counts_shape(self) -> tuple[int, ...]:
-        """Counts of pairs [3]."""
-        return (3,)
 
     def judge(self, outputs: Tensor, targets: Tensor) -> Judged:
         """Losses and counts need all samples of a client: see `evaluation`."""
@@ -492,6 +478,7 @@ class Multilabel(Problem):
     kind = "multilabel"
     predicts = "labels"
     unit = "labels"
+    cells = (0, 4)
     usual_metric = "average_precision"
     loss = BinaryCrossEntropy()
     counts_dtype = torch.int64
@@ -500,11 +487,6 @@ class Multilabel(Problem):
     def weighed_by(self) -> str:
         """Of counts, and above 0 for a model that predicts no label yet."""
         return "label_accuracy"
-
-    @property
-    def counts_shape(self) -> tuple[int, ...]:
-        """By label [L, 4], see `label_counts`."""
-        return self.size, 4
 
     def scored(self, outputs: Tensor, truths: Tensor) -> tuple[Tensor, Tensor]:
         """Values are the scores [c, B, L]."""
@@ -556,16 +538,12 @@ class Segmentation(Problem):
     kind = "segmentation"
     predicts = "masks"
     unit = "classes, 0 (background) included"
+    cells = (0, 3)
     usual_metric = "dice"
     loss = PixelCrossEntropy()
     counts_dtype = torch.int64
     is_dense = True
     adds_up = True
-
-    @property
-    def counts_shape(self) -> tuple[int, ...]:
-        """Pixels by class [C, 3]: in the mask, predicted, and both."""
-        return self.size, 3
 
     def scored(self, outputs: Tensor, truths: Tensor) -> tuple[Tensor, Tensor]:
         """Values are the counts of every sample [c, B, 3·C]: outputs are not kept."""

@@ -15,19 +15,21 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ...registry import NonNegativeFloat, OpenShare, Registry, Share, suggest
+from ...registry import Registry, suggest
 
 Quantifier = Literal["any", "at_least_half", "most", "as_many_as_possible", "all"]
-READS = "it reads"
 QUANTIFIERS = {  # Q rises from 0 to 1 between these shares of the criteria
+    "any": (0.0, 1e-9),
     "at_least_half": (0.0, 0.5),
     "most": (0.3, 0.8),
     "as_many_as_possible": (0.5, 1.0),
+    "all": (1 - 1e-9, 1.0),
 }
 
 
@@ -238,9 +240,8 @@ class Owa(Score):
     def __post_init__(self) -> None:
         if (self.weights is None) == (self.quantifier is None):
             raise ValueError("give either weights or a quantifier")
-        known = get_args(Quantifier)
-        if self.quantifier is not None and self.quantifier not in known:
-            hint = suggest(self.quantifier, known)
+        if self.quantifier is not None and self.quantifier not in QUANTIFIERS:
+            hint = suggest(self.quantifier, QUANTIFIERS)
             raise ValueError(f"unknown quantifier {self.quantifier!r}{hint}")
         if self.weights is None:
             return
@@ -256,11 +257,6 @@ class Owa(Score):
         """Weights [m] of the largest value, of the second largest, and so on."""
         if self.weights is not None:
             return torch.tensor(self.weights, dtype=torch.float64)
-        places = torch.eye(num_criteria, dtype=torch.float64)
-        if self.quantifier == "any":
-            return places[0]
-        if self.quantifier == "all":
-            return places[-1]
         low, high = QUANTIFIERS[str(self.quantifier)]
         proportion = torch.linspace(0, 1, num_criteria + 1, dtype=torch.float64)
         return ((proportion - low) / (high - low)).clip(0, 1).diff()
@@ -292,53 +288,41 @@ class Choquet(Score):
             raise ValueError(
                 f"choquet takes up to 8 criteria, got {len(names)}: a capacity has 2^m values"
             )
-        everything = frozenset(names)
-        values = {frozenset[str](): 0.0} | self._given(names)
-        if abs(values[everything] - 1) > 1e-6:
-            raise ValueError(
-                f"the capacity of all criteria together must be 1, got {values[everything]:g}"
-            )
-        for subset in values:
-            for name in sorted(everything - subset):
-                larger = subset | {name}
-                if values[larger] < values[subset] - 1e-9:
-                    part = _joined(subset) or "nothing"
-                    wrong = f"{_joined(larger)} has {values[larger]:g}, less than its part {part}"
-                    raise ValueError(f"not a capacity: {wrong} with {values[subset]:g}")
+        values = self._values(names)
+        if abs(values[-1] - 1) > 1e-6:
+            raise ValueError(f"the capacity of all criteria together must be 1, got {values[-1]:g}")
+        for subset, value in enumerate(values):
+            for member in range(len(names)):
+                larger = subset | 1 << member
+                if values[larger] < value - 1e-9:
+                    part = _joined(subset, names) or "nothing"
+                    wrong = f"{_joined(larger, names)} has {values[larger]:g}, less than its part {part}"
+                    raise ValueError(f"not a capacity: {wrong} with {value:g}")
 
-    def mobius(self, names: Sequence[str]) -> dict[frozenset[str], float]:
-        """m(S) of sets of criteria, with v(S) = Σ_{T⊆S} m(T)."""
-        found: dict[frozenset[str], float] = {}
-        for subset, value in self._given(names).items():
-            parts = sum(value for part, value in found.items() if part < subset)
-            found[subset] = value - parts
-        return found
-
-    def _given(self, names: Sequence[str]) -> dict[frozenset[str], float]:
-        """v(S) of all non-empty subsets, the smallest first."""
-        given: dict[frozenset[str], float] = {}
+    def _values(self, names: Sequence[str]) -> list[float]:
+        """v(S) of all subsets. Bit j of a subset's number is set if it has criterion j."""
+        given = {0: 0.0}
         for key, value in self.capacity.items():
-            members = frozenset(part.strip() for part in key.split("+"))
+            members = {part.strip() for part in key.split("+")}
             for member in members:
                 _require_known(f"{key!r} names", member, names)
-            if members in given:
-                raise ValueError(f"{_joined(members)} is given twice")
-            given[members] = float(value)
-        subsets: list[frozenset[str]] = []
-        for size in range(1, len(names) + 1):
-            subsets += map(frozenset, itertools.combinations(names, size))
-        missing = [subset for subset in subsets if subset not in given]
+            subset = sum(1 << list(names).index(member) for member in members)
+            if subset in given:
+                raise ValueError(f"{_joined(subset, names)} is given twice")
+            given[subset] = float(value)
+        subsets = range(2 ** len(names))
+        missing = [_joined(subset, names) for subset in subsets if subset not in given]
         if missing:
-            raise ValueError(f"the capacity has no value for {', '.join(map(_joined, missing))}")
-        return {subset: given[subset] for subset in subsets}
+            raise ValueError(f"the capacity has no value for {', '.join(missing)}")
+        return [given[subset] for subset in subsets]
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
-        """Σ_S m(S)·min_{j∈S} c_j, which equals the sorted form."""
-        result = torch.zeros_like(values[:, 0])
-        for subset, weight in self.mobius(names).items():
-            columns = [index for index, name in enumerate(names) if name in subset]
-            result += weight * values[:, columns].amin(1)
-        return result
+        """Σ_i (c_(i) − c_(i+1))·v(the i criteria with the largest values), and c_(m+1) = 0."""
+        largest_first, order = values.sort(dim=1, descending=True)
+        steps = largest_first - pad(largest_first[:, 1:], (0, 1))
+        subsets = (2**order).cumsum(1)
+        capacity = torch.tensor(self._values(names)).to(values)
+        return (steps * capacity[subsets]).sum(1)
 
 
 @SCORES.register("product")
@@ -406,105 +390,8 @@ class Product(Score):
         return tuple(powers.get(name, 1.0) for name in names)
 
 
-@SCORES.register("disco")
-@dataclass(frozen=True)
-class Disco(Score):
-    """max(0, n − a·d + b): a client's share n of the cohort's samples, less its label discrepancy d (Ye et al., 2023).
-
-    d = 1 − closeness is in its own units, which needs `normalise = "none"`, the default here (FedDisco).
-
-    Args:
-        a: weight of the discrepancy.
-        b: what every client gets.
-        size: label of the criterion with the number of samples.
-        closeness: label of the criterion `label_closeness`.
-
-    >>> Disco(a=0.5, b=0.1)(["dataset_size", "label_closeness"], torch.tensor([[30.0, 0.8], [10.0, 0.1]]))
-    tensor([0.7500, 0.0000])
-    """
-
-    a: NonNegativeFloat = 0.5
-    b: NonNegativeFloat = 0.1
-    size: str = "dataset_size"
-    closeness: str = "label_closeness"
-
-    default_normaliser = "none"
-    needs_units = True
-    compares_clients = True
-
-    def check(self, names: Sequence[str]) -> None:
-        """ValueError unless the method has both criteria."""
-        for name in (self.size, self.closeness):
-            _require_known(READS, name, names)
-
-    def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
-        """See the class."""
-        size, closeness = (
-            values[:, list(names).index(name)] for name in (self.size, self.closeness)
-        )
-        share = size / size.sum().clip(min=1e-300)
-        return (share - self.a * (1 - closeness) + self.b).clip(min=0)
-
-
-@SCORES.register("iowa")
-@dataclass(frozen=True)
-class Iowa(Score):
-    """Induced OWA over the *clients*: the criterion `by` orders them, weights belong to ranks (Yager, 1999).
-
-    w_i = Q(S_i) − Q(S_(i−1)), with S_i the share of the best i clients. A client counts 1, or the product
-    of its other criteria. Q rises linearly to `most` at the share `best`, then to 1 at the share `end`. The
-    clients after that have weight 0 (Rodríguez-Barroso et al., 2022). Clients that tie get equal weights.
-
-    Args:
-        by: label of the criterion that orders the clients.
-        best: share of the best clients.
-        most: their part of the whole weight.
-        end: share of the clients that have any weight.
-
-    >>> Iowa(by="accuracy", best=0.25, most=0.4, end=0.75)(["accuracy"], torch.tensor([[0.9], [0.1], [0.7], [0.8]]))
-    tensor([0.4000, 0.0000, 0.3000, 0.3000])
-    """
-
-    by: str
-    best: OpenShare = 0.2
-    most: Share = 0.4
-    end: OpenShare = 0.8
-
-    compares_clients = True
-
-    def __post_init__(self) -> None:
-        if not self.best < self.end:
-            raise ValueError(f"best must be below end, got {self.best:g} and {self.end:g}")
-        if self.most / self.best < (1 - self.most) / (self.end - self.best):
-            raise ValueError(
-                f"most = {self.most:g} is too small: better clients would weigh less. Raise it or lower best."
-            )
-
-    def check(self, names: Sequence[str]) -> None:
-        """ValueError unless the method has the criterion `by`."""
-        _require_known(READS, self.by, names)
-
-    def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
-        """See the class."""
-        column = list(names).index(self.by)
-        others = [index for index in range(len(names)) if index != column]
-        counts = values[:, others].prod(1)
-        counts = counts / counts.sum().clip(min=1e-300)
-        # Clients that tie; the best last
-        _, group = torch.unique(values[:, column], return_inverse=True)
-        sizes = group.bincount(counts).flip(0)
-        gains = self._quantifier(sizes.cumsum(0)).diff(prepend=values.new_zeros(1))
-        per_count = torch.where(sizes > 0, gains / sizes, 0.0).flip(0)
-        return counts * per_count[group]
-
-    def _quantifier(self, share: Tensor) -> Tensor:
-        first = share / self.best * self.most
-        second = self.most + (share - self.best) / (self.end - self.best) * (1 - self.most)
-        return torch.where(share < self.best, first, second.clip(max=1))
-
-
-def _joined(subset: frozenset[str]) -> str:
-    return "+".join(sorted(subset))
+def _joined(subset: int, names: Sequence[str]) -> str:
+    return "+".join(sorted(name for bit, name in enumerate(names) if subset >> bit & 1))
 
 
 def _require_known(reads: str, name: str, names: Sequence[str]) -> None:

@@ -113,30 +113,13 @@ def divide(raw: Tensor, scales: Tensor) -> Tensor:
 
 
 class ScoreError(ClientwiseError, ValueError):
-    """A user's own score that cannot become a weight.
-
-    Args:
-        score: the name of the score.
-        value: what it returned.
-        client: the number of the client.
-        name: the client's name; None: it has none.
-    """
-
-    def __init__(self, score: str, value: float, client: int, name: str | None = None) -> None:
-        who = client if name is None else name
-        allowed = "a score must be finite and 0 or more"
-        super().__init__(f"score {score} returned {value:.6g} for client {who}: {allowed}")
-        self.client = client
-        self._given = score, value
-
-    def of(self, name: str) -> ScoreError:
-        """The same with the client's name."""
-        score, value = self._given
-        return ScoreError(score, value, self.client, name)
+    """A user's own score that cannot become a weight."""
 
 
-def scores_of(score: Score, names: Sequence[str], values: Tensor, clients: Sequence[int]) -> Tensor:
-    """The scores [n] of these clients by their normalised criteria [n, m].
+def scores_of(
+    score: Score, names: Sequence[str], values: Tensor, clients: Sequence[int | str]
+) -> Tensor:
+    """The scores [n] of clients, as messages call them, by their normalised criteria [n, m].
 
     Raises:
         ScoreError: a user's own score is negative or not finite. Those of this library are not
@@ -147,7 +130,10 @@ def scores_of(score: Score, names: Sequence[str], values: Tensor, clients: Seque
         wrong = ~(scores.isfinite() & (scores >= 0))
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0])
-            raise ScoreError(type(score).__name__, float(scores[row]), clients[row])
+            found = f"score {type(score).__name__} returned {float(scores[row]):.6g}"
+            raise ScoreError(
+                f"{found} for client {clients[row]}: a score must be finite and 0 or more"
+            )
     return scores
 
 
@@ -210,9 +196,7 @@ class Bounds:
     """
 
     # The config's [methods.bounds] table is made from these fields.
-    cap: Annotated[
-        OpenShare, doc("Largest weight of a client, as a share of the total. 1: no cap.")
-    ] = 1.0
+    cap: Annotated[OpenShare, doc("Largest weight of a client.")] = 1.0
     floor: Annotated[
         Annotated[float, Ge(0), Lt(1)],
         doc("Smallest weight of an accepted client, as a share of the total. 0: no floor."),

@@ -1,23 +1,19 @@
-"""Published handwriting: scikit-learn's digits, MNIST with QMNIST's writers, FEMNIST, and four sources of digits."""
+"""Published handwriting: scikit-learn's digits, MNIST with QMNIST's writers, and FEMNIST."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from ...core.objective.problem import Classification
 from ...errors import needing
-from ...registry import PositiveInt
-from ..federated import DATASETS, Given, Samples
+from ..federated import DATASETS, Samples
 from ..folder import Writer, cached, expect, find, package_folder, read_file, reason
-from ..table import parse_csv
 
 PARTS = {"train": 60_000, "t10k": 10_000}
 CLASS_COUNTS = {  # so that a file of the right size with other digits in it is noticed
@@ -26,9 +22,6 @@ CLASS_COUNTS = {  # so that a file of the right size with other digits in it is 
 }
 TYPES = {">u1": 0x08, ">i4": 0x0C}
 NUM_CLASSES, PIXELS = 62, 28 * 28  # of FEMNIST
-DOMAINS = ("MNIST", "USPS", "Semeion", "scikit-learn")
-USPS, SEMEION = {"zip.train": 7_291, "zip.test": 2_007}, 1_593  # digits
-SIDE = 16  # of both, and of `digit_domains`, in pixels
 
 
 @DATASETS.register("digits")
@@ -67,16 +60,13 @@ def mnist(data_dir: Path | None) -> Samples:
     """
     get = "put the four files of the MNIST database there"
     images, labels = (
-        [
-            find(data_dir, "mnist", [f"mnist/{part}-{what}.gz", f"mnist/{part}-{what}"], get)
-            for part in PARTS
-        ]
+        [find(data_dir, "mnist", [f"mnist/{part}-{what}.gz"], get) for part in PARTS]
         for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
     )
     folder = images[0].parent
-    names = [f"qmnist-{part}-labels-idx2-int" for part in ("train", "test")]
-    writers = [path for name in names for path in sorted(folder.glob(f"{name}*"))[:1]]
-    writers = writers if len(writers) == len(names) else []
+    writers = [folder / f"qmnist-{part}-labels-idx2-int.gz" for part in ("train", "test")]
+    if not all(path.exists() for path in writers):
+        writers = []
 
     def build(arrays: Writer) -> None:
         inputs, targets, ids = [], [], []
@@ -131,14 +121,8 @@ def femnist(data_dir: Path | None) -> Samples:
 
     Each writer is an id.
     """
-    get = (
-        "you need your own copy: LEAF's data/femnist/preprocess.sh writes it (train/ and test/ with "
-        "-t sample, all_data/ without a split)"
-    )
-    names = [f"femnist/{name}" for name in ("train", "data/train", "all_data", "data/all_data")]
-    train = find(data_dir, "femnist", names, get)
-    test = train.with_name("test")
-    folders = [train, test] if train.name == "train" and test.is_dir() else [train]
+    get = "you need your own copy: LEAF's data/femnist/preprocess.sh -t sample writes it"
+    folders = [find(data_dir, "femnist", [f"femnist/{part}"], get) for part in ("train", "test")]
 
     def build(arrays: Writer) -> None:
         rows: list[tuple[str, numpy.ndarray, numpy.ndarray]] = []
@@ -157,7 +141,7 @@ def femnist(data_dir: Path | None) -> Samples:
         arrays.save(ids=ids, sizes=numpy.array(sizes))
 
     arrays = cached("femnist", folders, build)
-    test_from = int(arrays["sizes"][0]) if len(folders) > 1 else None
+    test_from = int(arrays["sizes"][0])
     return _pictures(arrays["inputs"], arrays["targets"], arrays["ids"], test_from, NUM_CLASSES)
 
 
@@ -182,72 +166,3 @@ def _read_leaf(path: Path) -> list[tuple[str, numpy.ndarray, numpy.ndarray]]:
     except Exception as error:  # whatever JSON holds instead of users, numbers and arrays
         expect(False, path, f"not a data file of LEAF ({reason(error)})")
     return found
-
-
-@DATASETS.register("digit_domains")
-def digit_domains(data_dir: Path | None, *, most: PositiveInt | None = None) -> Samples:
-    """Digits from four sources (MNIST, USPS, Semeion, scikit-learn) as images of 16×16 pixels.
-
-    Each source is an id.
-
-    Args:
-        data_dir: the data folder.
-        most: images of each source; all by default.
-    """
-    get = "it belongs to the ZIP code data of The Elements of Statistical Learning"
-    usps = [
-        find(data_dir, "digit_domains", [f"usps/{name}.gz", f"usps/{name}"], get) for name in USPS
-    ]
-    get = "it is the Semeion Handwritten Digit data of the UCI Machine Learning Repository"
-    semeion = find(data_dir, "digit_domains", ["semeion/semeion.csv", "semeion/semeion.data"], get)
-    domains = [mnist(data_dir), _read_usps(usps), _read_semeion(semeion), digits(data_dir)]
-    inputs, targets, places = [], [], []
-    for domain in domains:
-        count = min(most or len(domain.targets), len(domain.targets))
-        chosen = torch.arange(count) * len(domain.targets) // count  # at equal distances
-        for rows in torch.split(chosen, 4096):
-            images = domain.inputs[rows].float() / round(1 / domain.scale)
-            images = interpolate(images, (SIDE, SIDE), mode="bilinear", antialias=True)
-            inputs.append(images.mul(255).round().clamp(0, 255).byte())
-        targets.append(domain.targets[chosen])
-        places.append(chosen)
-    ids = torch.cat([torch.full_like(own, source) for source, own in enumerate(places)])
-    given = Given((torch.stack([ids, torch.cat(places)], 1),))
-    samples = _pictures(torch.cat(inputs), torch.cat(targets), ids, None)
-    return replace(samples, names=DOMAINS, given=given)
-
-
-def _read_usps(paths: list[Path]) -> Samples:
-    """Lines of a digit and 256 values from -1 to 1, with spaces between them and sometimes one at the end."""
-    parts = [
-        _numbers(path, count, 1 + SIDE**2, r"\s+")
-        for path, count in zip(paths, USPS.values(), strict=True)
-    ]
-    rows = numpy.concatenate(parts)
-    return _squares(paths[0].parent, (rows[:, 1:] + 1) / 2, rows[:, 0])
-
-
-def _read_semeion(path: Path) -> Samples:
-    """Rows of 256 bits and the class 1 to 10, 1 being the digit 0; or, as first published, ten bits for the digit."""
-    is_first = path.suffix == ".data"
-    rows = _numbers(path, SEMEION, SIDE**2 + (10 if is_first else 1), r"\s+" if is_first else ",")
-    bits, last = rows[:, : SIDE**2], rows[:, SIDE**2 :]
-    return _squares(path, bits, last.argmax(1) if is_first else last[:, 0] - 1)
-
-
-def _squares(path: Path, pixels: numpy.ndarray, labels: numpy.ndarray) -> Samples:
-    """Images of pixels between 0 and 1."""
-    is_image = ((pixels >= 0) & (pixels <= 1)).all() and numpy.isin(labels, range(10)).all()
-    expect(is_image, path, "not pixels and digits from 0 to 9")
-    images = torch.from_numpy(pixels).float().reshape(-1, 1, SIDE, SIDE)
-    return Samples(images, torch.from_numpy(labels).long(), Classification(10))
-
-
-def _numbers(path: Path, count: int, width: int, separator: str) -> numpy.ndarray:
-    """The numbers [count, width] of a text file without head."""
-    rows = parse_csv(path, sep=separator, header=None).dropna(axis=1, how="all")
-    is_number = all(kind.kind in "if" for kind in rows.dtypes)
-    said = f"{count:,} rows of {width} numbers expected, found {len(rows):,} of {rows.shape[1]}"
-    expect(is_number and rows.shape == (count, width), path, said)
-    numbers: numpy.ndarray = rows.to_numpy(numpy.float64)
-    return numbers

@@ -42,8 +42,7 @@ SIGMA, DENSITY = 1.0, 100.0  # of the Gaussian for each cell in pixels, and its 
 def cifar10(data_dir: Path | None) -> Samples:
     """60,000 colour images of 32×32 pixels in 10 classes (50,000 + official test 10,000), binary version."""
     get = "unpack the binary version of CIFAR-10 there (cifar-10-binary.tar.gz)"
-    folders = ["cifar10/cifar-10-batches-bin", "cifar-10-batches-bin"]
-    folder = find(data_dir, "cifar10", folders, get)
+    folder = find(data_dir, "cifar10", ["cifar10/cifar-10-batches-bin"], get)
     paths = [find(folder, "cifar10", [name], get) for name in FILES]
 
     def build(arrays: Writer) -> None:
@@ -82,8 +81,7 @@ def celeba(data_dir: Path | None, *, target: str = "Smiling", size: Pixels = 64)
         size: width and height to which images are resized.
     """
     get = "it belongs to the CelebA dataset (aligned and cropped images, attribute and identity annotations)"
-    folders = ["celeba/img_align_celeba", "celeba/img_align_celeba.zip"]
-    source = find(data_dir, "celeba", folders, get)
+    source = find(data_dir, "celeba", ["celeba/img_align_celeba.zip"], get)
     attributes = find(data_dir, "celeba", ["celeba/list_attr_celeba.txt"], get)
     identities = find(data_dir, "celeba", ["celeba/identity_CelebA.txt"], get)
 
@@ -130,7 +128,7 @@ def malaria(data_dir: Path | None, *, size: Pixels = 64) -> Samples:
         size: width and height to which images are resized.
     """
     get = "it is the cell image dataset of the NIH (National Library of Medicine) malaria screener, cell_images.zip"
-    source = find(data_dir, "malaria", ["malaria/cell_images", "malaria/cell_images.zip"], get)
+    source = find(data_dir, "malaria", ["malaria/cell_images.zip"], get)
 
     def build(arrays: Writer) -> None:
         archive = Archive(source)
@@ -167,7 +165,7 @@ def vgg_cells(data_dir: Path | None, *, size: Side = SIZE, augment: bool = True)
             the same holder.
     """
     get = "it is the synthetic fluorescence cell dataset of the VGG group (Lempitsky and Zisserman), cells.zip"
-    source = find(data_dir, "vgg_cells", ["vgg_cells/cells", "vgg_cells/cells.zip"], get)
+    source = find(data_dir, "vgg_cells", ["vgg_cells/cells.zip"], get)
 
     def build(arrays: Writer) -> None:
         from scipy.ndimage import gaussian_filter

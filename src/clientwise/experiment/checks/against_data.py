@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...attacks import ATTACKS
@@ -14,7 +14,6 @@ from ...core.method import Method, Plan, accountant_of
 from ...core.objective.loss import LOSSES
 from ...core.objective.metrics import METRICS
 from ...core.objective.problem import Problem
-from ...core.other_weights import MOST_CLIENTS
 from ...core.training import TRANSFORMS, TransformDeclaration
 from ...core.types import FLOAT_BYTES, ModelSpec
 from ...core.weights.weighting import InfeasibleError
@@ -23,8 +22,8 @@ from ...engine.device import KEPT_BYTES, pick_device, refuse_impossible
 from ...errors import ConfigError, Problems
 from ...limits import gigabytes, memory
 from ...models.flat import spec_of
-from ...registry import Part, Registry
-from ..build.data import build_data, divide_samples, load_samples, names_of
+from ...registry import Names, Part, Registry
+from ..build.data import build_data, choose_hostile, divide_samples, load_samples, names_of
 from ..build.engine import build_module, build_plan
 from ..config.parts import make
 from ..config.schema import Experiment
@@ -61,24 +60,24 @@ def _check_against(
     samples: Samples, experiment: Experiment, own_data: FederatedData | None, problems: Problems
 ) -> None:
     """Note what does not fit the samples, the clients and the network; if all does, a round is tried."""
+
+    def refuse(issues: Iterable[Issue]) -> None:
+        if found := list(dict.fromkeys(issues)):
+            raise ConfigError(experiment.source, found)
+
     seed = experiment.seeds[0]
     with problems.noted():
-        _refuse(experiment, [*_schedule_issues(experiment), *_sample_issues(experiment, samples)])
+        refuse([*_schedule_issues(experiment), *_sample_issues(experiment, samples)])
     with problems.noted():
         divided = own_data or divide_samples(experiment, samples, seed)
         names = names_of(divided, samples)
-        _refuse(experiment, _client_issues(experiment, samples.problem, len(divided.train), names))
+        refuse(_client_issues(experiment, samples.problem, len(divided.train), names))
     if not problems.lines:
         data, _ = build_data(experiment, samples, seed, divided)
-        _refuse(experiment, _model_issues(experiment, data))
+        refuse(_model_issues(experiment, data))
     elif samples.after_partition is None:
         with problems.noted():
             build_module(experiment, samples, seed, to_try=True)
-
-
-def _refuse(experiment: Experiment, issues: Sequence[Issue] | Iterator[Issue]) -> None:
-    if found := list(dict.fromkeys(issues)):
-        raise ConfigError(experiment.source, found)
 
 
 # The samples ------------------------------------------------------------------------------------------------
@@ -125,7 +124,7 @@ def _unfit(key: str, registry: Registry[Any], part: Part, samples: Samples) -> I
     """What a part, or a part that its options name, needs and these samples do not have."""
     problem = samples.problem
     for option in registry.options(part.name):
-        named = option.names_part_of
+        named = option.registry(Names)
         value = part.options.get(option.name)
         if named is not None and value is not None:
             yield from _unfit(f"{key}.{option.name}", named, Part(value, {}), samples)
@@ -143,13 +142,12 @@ def _transform_issues(method: Method, samples: Samples) -> Iterator[Issue]:
     """A transform that moves pixels where there are none, or where the targets would have to move, too."""
     part = method.training.transform
     declared = TRANSFORMS.declared(part.name) if part else None
-    if part is None or not isinstance(declared, TransformDeclaration) or not declared.moves_pixels:
-        return
-    key = "training.transform"
-    if samples.inputs.ndim < 3:
-        yield key, f"{part.name} needs images, and a sample is a row of numbers"
-    elif samples.targets.ndim > 2:
-        yield key, f"{part.name} moves the inputs, and the targets are images, too"
+    if part and isinstance(declared, TransformDeclaration) and declared.moves_pixels:
+        key = "training.transform"
+        if samples.inputs.ndim < 3:
+            yield key, f"{part.name} needs images, and a sample is a row of numbers"
+        elif samples.targets.ndim > 2:
+            yield key, f"{part.name} moves the inputs, and the targets are images, too"
 
 
 def _schedule_issues(experiment: Experiment) -> Iterator[Issue]:
@@ -194,10 +192,6 @@ def _client_issues(
     if not plan.members(num_clients):
         yield "federation.without", "lists all clients: no client can be asked"
         return
-    if (plan.counterfactuals or plan.shapley) and plan.cohort_size > MOST_CLIENTS:
-        message = f"one more model for each of {plan.cohort_size} clients in a round: at most "
-        message += f"{MOST_CLIENTS}; ask fewer (clients_per_round)"
-        yield "evaluation.counterfactuals", message
     for index, method in enumerate(experiment.build_methods()):
         place = f"methods[{index}]"
         try:
@@ -209,10 +203,7 @@ def _client_issues(
             high = criterion.high(problem)
             for client, value in enumerate(experiment.attributes.get(criterion.fact, ())):
                 if not isinstance(value, str) and not 0 <= value <= high:
-                    message = "must be finite and not negative"
-                    message += (
-                        f", and at most {high:g}, the criterion's `high`" if value > 0 else ""
-                    )
+                    message = f"must be finite and not negative, and at most {high:g} (`high` of the criterion)"
                     yield f"attributes.{criterion.fact}[{client}] = {value:g}", message
         at_work = method.pace.asks(plan.cohort_size, 0)
         if (method.pace.buffer or 0) > at_work:
@@ -222,7 +213,10 @@ def _client_issues(
     for name, values in experiment.attributes.items():
         if len(values) != num_clients:
             yield f"attributes.{name}", f"has {len(values)} values for {num_clients} clients"
-    yield from _group_issues(experiment, num_clients, names)
+    try:
+        choose_hostile(experiment, num_clients, experiment.seeds[0], names)
+    except ConfigError as error:
+        yield from error.issues
 
 
 def _epsilon_issues(
@@ -250,65 +244,31 @@ def _epsilon_issues(
         yield f"{place}.privacy.epsilon = {privacy.epsilon:g}", hint
 
 
-def _group_issues(
-    experiment: Experiment, num_clients: int, names: Sequence[str]
-) -> Iterator[Issue]:
-    """Groups of hostile clients that are empty, overlap, or have too many members."""
-    listed: set[int] = set()
-    count = 0
-    for index, group in enumerate(experiment.hostile):
-        key = f"hostile[{index}].clients"
-        try:
-            hostile = group.wanted(num_clients, names)
-        except ValueError as error:
-            yield key, str(error)
-            continue
-        if isinstance(group.clients, float) and hostile in (0, num_clients):
-            message = f"is {hostile} of {num_clients} clients: give another share, or a number"
-            yield f"{key} = {group.clients:g}", message
-        members = hostile if isinstance(hostile, list) else []
-        wrong = [client for client in members if not 0 <= client < num_clients]
-        wrong += [client for client in members if client in listed]
-        if wrong:
-            said = f"are not clients, or are in two groups: there are 0 to {num_clients - 1}"
-            yield key, f"{wrong} {said}"
-        listed.update(members)
-        count += hostile if isinstance(hostile, int) else len(members)
-        if count > num_clients:
-            yield key, f"{count} hostile clients of {num_clients}: too many"
-
-
 # The network ------------------------------------------------------------------------------------------------
 
 
 def _model_issues(experiment: Experiment, data: FederatedData) -> list[Issue]:
     """The issues of the first of these steps that finds any; later ones rely on earlier ones."""
     module = build_module(experiment, data.samples, experiment.seeds[0], to_try=True)
-    has_samples = len(data.samples.inputs) > 0  # else a server whose clients are elsewhere
     spec = spec_of(module)
-    issues = list(_size_issues(experiment, data, spec)) if has_samples else []
-    if has_samples and not issues:
+    if len(data.samples.inputs):  # else a server whose clients are elsewhere
+        needed = largest_round(experiment, data, spec)
+        if needed > memory():
+            what = f"the models of a round take {gigabytes(needed)}, and there are {gigabytes(memory())}"
+            return [("federation", f"{what}; ask fewer clients in a round (clients_per_round)")]
         batches = [method.training.batch_size for method in experiment.build_methods()]
         largest = int(data.train.sizes.max())
         batch = max(min(size or largest, largest) for size in batches)
-        issues = list(network_issues(module, data.samples, batch))
-    issues = issues or list(_spec_issues(experiment, spec, data))
-    if issues:
+        if issues := list(network_issues(module, data.samples, batch)):
+            return issues
+    if issues := list(_spec_issues(experiment, spec, data)):
         return issues
     without_set = _without_server_set(experiment, data)
     tried = [place for place in range(len(experiment.methods)) if place not in without_set]
+    found = list(without_set.values())
     if len(data.train.indices):
-        return [*without_set.values(), *trial_issues(experiment, data, module, tried)]
-    return list(without_set.values())
-
-
-def _size_issues(experiment: Experiment, data: FederatedData, spec: ModelSpec) -> Iterator[Issue]:
-    """What takes more memory than there is."""
-    needed = largest_round(experiment, data, spec)
-    if needed > memory():
-        what = f"the models of a round take {gigabytes(needed)}, and there are"
-        what += f" {gigabytes(memory())}; ask fewer clients in a round (clients_per_round)"
-        yield "federation", what
+        found += trial_issues(experiment, data, module, tried)
+    return found
 
 
 def _spec_issues(experiment: Experiment, spec: ModelSpec, data: FederatedData) -> Iterator[Issue]:
@@ -360,7 +320,6 @@ DOUBLE_BYTES = 8
 # Copies of a model: kept beside others in one matrix; where a part computes with its update
 STACKED_COPIES = 2
 UPDATE_COPIES = 4
-COUNTERFACTUAL_COPIES = 2  # and the updates that one is made of
 KEPT_COPIES = 3  # between rounds: of the last one, of this one, and while it is renewed
 FACTOR_COPIES = 10  # of the factors of an adapted layer, in float64, with their QR decompositions
 BLOCKS = 12  # of `robust.AT_ONCE` values that a part works on at once, in float64
@@ -386,12 +345,11 @@ def round_bytes(method: Method, plan: Plan, data: FederatedData, spec: ModelSpec
     clients = plan.cohort_size if plan.asks is None else len(plan.asks)
     sums = len(folded_terms(method, plan, spec, data.samples.problem, clients))
     pairs = method.averaged_pairs(spec)  # of LoRA adapters
-    others = plan.counterfactuals or plan.shapley
     copies = 0 if sums else STACKED_COPIES
     if method.evidence or method.before or method.rule or method.memories or method.noises_mean:
         copies = UPDATE_COPIES + len(method.before)
-    if pairs or others:
-        copies = UPDATE_COPIES + len(method.before) + COUNTERFACTUAL_COPIES * others
+    if pairs:
+        copies = UPDATE_COPIES + len(method.before)
     if data.devices is not None and method.pace.keeps_late:
         copies += KEPT_COPIES
     factors = max((math.prod(a.shape) + math.prod(b.shape) for a, b in pairs), default=0)

@@ -150,11 +150,6 @@ def _of_experiment(e: Experiment) -> list[Row]:
             e.evaluation.clients_every and not e.clients_test,
         ),
         (
-            "evaluation.shapley",
-            "needs reporting samples of the server: set server_set.fraction and report_fraction",
-            e.evaluation.shapley and not (e.server_holds_samples and _reports(e)),
-        ),
-        (
             "server_set.report_fraction",
             "0 with test_fraction = 0: nothing would be measured",
             not e.clients_test and not _reports(e),
@@ -182,6 +177,11 @@ def _hostile(group: HostileClients, engine: str) -> list[Row]:
             elsewhere if engine == "flower" else (),
         ),
         (
+            "ignore_global",
+            f"needs clients that keep a model, which nodes do not: {LOCAL}",
+            engine == "flower" and group.ignore_global,
+        ),
+        (
             "attack",
             "{} changes honest clients once: use it alone, from round 2 on, without probability and ignore_global",
             changing if not is_alone or group.ignore_global else (),
@@ -206,21 +206,21 @@ def _method_issues(place: str, settings: MethodSettings, experiment: Experiment)
         yield f"{place}.{key}", str(error)
         return
     about = (settings, method, experiment)
-    yield from _holding(place, _of_any(*about))
+    rows = list(_of_any(*about))
     if method.adjust:
-        yield from _holding(place, _of_adjust(*about))
+        rows += _of_adjust(*about)
     if method.privacy:
-        yield from _holding(place, _of_privacy(*about))
+        rows += _of_privacy(*about)
     if method.local_noise:
-        yield from _holding(place, _of_local_noise(method, experiment))
+        rows += _of_local_noise(method, experiment)
     if method.noises_mean:
-        yield from _holding(place, _of_noised_mean(*about))
+        rows += _of_noised_mean(*about)
+    yield from _holding(place, rows)
 
 
 def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
     """Of settings `s`, from which the method `m` is built, in an experiment `e`."""
     training = m.training
-    other_weights = e.evaluation.counterfactuals or e.evaluation.shapley
     takes_time = e.devices or e.engine == "flower"
     yield from [
         (
@@ -289,12 +289,6 @@ def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
             "{}: the method was tuned on this seed; report other seeds",
             [seed for seed in e.seeds if seed in (s.tuned or {}).get("seeds", [])],
         ),
-        (
-            "",
-            "results of other weights (evaluation.counterfactuals, shapley) reveal single updates, and get no noise: "
-            "set them to false",
-            other_weights and m.privacy,
-        ),
     ]
     measured = {part.name for part in s.criteria}
     for key, registry, part in s.parts():
@@ -328,11 +322,7 @@ def _of_adjust(s: MethodSettings, m: Method, e: Experiment) -> list[Row]:
             "server_samples" in SERVER_STEPS.needs(s.server_step),
         ),
         ("adjust", f"evaluates on the clients' test sets: {TEST_SETS}", not e.clients_test),
-        (
-            "adjust",
-            'has no effect on equal weights: remove it, or set sampling.average = "score"',
-            m.sampling and m.sampling.averages_equally,
-        ),
+        ("adjust", "has no effect on the equal weights of drawn clients: remove it", m.sampling),
     ]
 
 
@@ -494,7 +484,7 @@ def _server_keys(settings: MethodSettings) -> list[str]:
     """The keys that need samples that the server itself holds."""
     parts = settings.parts()
     keys = [key for key, registry, part in parts if "server_samples" in registry.needs(part)]
-    keys += [key for key in ("fine_tune", "brake") if getattr(settings, key) is not None]
+    keys += ["fine_tune"] * (settings.fine_tune is not None)
     return keys + ["control"] * (settings.control == "server_only")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -37,17 +37,12 @@ TITLE = 12  # characters of a line's title
 
 
 @memory_errors_explained()
-def describe(
-    experiment: Experiment,
-    own_data: FederatedData | None = None,
-    columns: Mapping[str, float] | None = None,
-) -> list[str]:
+def describe(experiment: Experiment, own_data: FederatedData | None = None) -> list[str]:
     """What an experiment would run, found by building its first seed; see `validate`.
 
     Args:
         experiment: of a matrix, the one in the first column.
         own_data: samples of the user's own.
-        columns: of a matrix, the share of hostile clients by column.
     """
     samples = validate(experiment, own_data)
     seed = experiment.seeds[0]
@@ -58,8 +53,7 @@ def describe(
     steps = count_steps(experiment, [data])
     lines = {
         "data": _data(experiment, data),
-        "clients": _clients(data, plan.cohort_size, None if columns else len(hostile)),
-        "matrix": _hostile_by_column(columns or {}, data.num_clients),
+        "clients": _clients(data, plan.cohort_size, len(hostile)),
         "server set": _server_set(experiment, data),
         "model": _model(experiment, executor),
         "device": f"{device}: {executor}",
@@ -79,13 +73,11 @@ def describe(
 
 def optimizers_in_words(experiment: Experiment) -> str:
     """The clients' optimizers with their learning rates, and of which methods where these differ."""
-
     methods: dict[str, list[str]] = {}
     for method in experiment.build_methods():
-        training = method.training
-        text = f"{part_of(training.optimizer).name}, learning rate {training.learning_rate:g}"
-        if training.learning_rate == declared_of(training.optimizer).learning_rate:
-            text += " (its default)"
+        optimizer, rate = method.training.optimizer, method.training.learning_rate
+        default = " (its default)" if rate == declared_of(optimizer).learning_rate else ""
+        text = f"{part_of(optimizer).name}, learning rate {rate:g}{default}"
         methods.setdefault(text, []).append(method.name)
     if len(methods) == 1:
         return next(iter(methods))
@@ -108,29 +100,19 @@ def _has_client_data(data: FederatedData) -> bool:
     return bool(data.train.sizes.any())
 
 
-def _clients(data: FederatedData, cohort: int, hostile: int | None) -> str:
+def _clients(data: FederatedData, cohort: int, hostile: int) -> str:
     sizes = data.train.sizes
     held = "data of their own, elsewhere"
     if _has_client_data(data):
         held = f"{sizes.min()} to {sizes.max()} training samples each"
-    text = f"{data.num_clients} with {held}, {cohort} in a round"
-    return text if hostile is None else f"{text}, {hostile} hostile"
-
-
-def _hostile_by_column(columns: Mapping[str, float], clients: int) -> str:
-    """The numbers of hostile clients in a matrix, each with its columns."""
-    found: dict[int, list[str]] = {}
-    for name, share in columns.items():
-        found.setdefault(round(clients * share), []).append(name)
-    return "; ".join(f"{count} hostile: {listed(names)}" for count, names in found.items())
+    return f"{data.num_clients} with {held}, {cohort} in a round, {hostile} hostile"
 
 
 def _server_set(experiment: Experiment, data: FederatedData) -> str:
     held = {"weigh by": data.weigh, "report on": data.report}
     parts = [f"{len(one.indices):,} samples to {use}" for use, one in held.items() if one]
     text = ", ".join(parts) or "none"
-    by_clients = experiment.server_set.source == "clients"
-    return text + "; the cohort evaluates models" * by_clients
+    return text + "; the cohort evaluates models" * (experiment.server_set.source == "clients")
 
 
 def _model(experiment: Experiment, executor: DeviceExecutor) -> str:
@@ -159,15 +141,12 @@ def _memory(experiment: Experiment, data: FederatedData, executor: DeviceExecuto
 
 def _criteria(experiment: Experiment) -> str:
     """What the weights are based on: what clients say about themselves, and what the server measures."""
-    methods = [method for method in experiment.build_methods() if method.control is None]
-    found = {one.name: is_claimed(one.part) for method in methods for one in method.criteria}
-    kinds = {"claimed by the clients": True, "measured by the server": False}
-    parts = []
-    for kind, claimed in kinds.items():
-        names = [name for name, one in found.items() if one == claimed]
-        if names:
-            parts.append(f"{kind}: {', '.join(names)}")
-    return "; ".join(parts)
+    kinds: dict[str, dict[str, None]] = {"claimed by the clients": {}, "measured by the server": {}}
+    claimed, measured = kinds.values()
+    for method in experiment.build_methods():
+        for criterion in method.criteria if method.control is None else ():
+            (claimed if is_claimed(criterion.part) else measured)[criterion.name] = None
+    return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
 
 
 def _privacy(experiment: Experiment, data: FederatedData, plan: Plan) -> str:
@@ -185,13 +164,14 @@ def _privacy(experiment: Experiment, data: FederatedData, plan: Plan) -> str:
             where = "noise of the clients" if privacy.local else "noise of the server"
             drawn = "secret noise" if privacy.secret else "simulated noise, known from the seed"
             what = f"{accountant.relation}; training samples alone, not the server's"
-            text += f" at δ = {privacy.delta:g} ({what}; {where}; {drawn})"
-            found.append(f"{method.name}: {text}")
+            found.append(
+                f"{method.name}: {text} at δ = {privacy.delta:g} ({what}; {where}; {drawn})"
+            )
         if training.sample_noise is not None:  # every step is 1/z-Gaussian differentially private
             mu = math.sqrt(rounds * training.epochs) / training.sample_noise
             text = f"μ = {mu:.2g}, ε = {gaussian_epsilon(mu, ROW_DELTA):.2g} at δ = {ROW_DELTA:g}"
-            text += f" for one training sample, given its class, after {rounds} rounds"
-            found.append(f"{method.name}: {text}")
+            of = f"for one training sample, given its class, after {rounds} rounds"
+            found.append(f"{method.name}: {text} {of}")
     return f"\n{'':<{TITLE}}".join(found)
 
 
@@ -201,11 +181,7 @@ def _work(experiment: Experiment) -> str:
         "seed": len(experiment.seeds),
         "round": experiment.rounds,
     }
-    return " × ".join(_counted(count, what) for what, count in counts.items())
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+    return " × ".join(f"{count:,} {what}{'s' * (count > 1)}" for what, count in counts.items())
 
 
 # What runs, but gives results that are wrong in silence --------------------------------------------------
@@ -232,7 +208,7 @@ def doubts(
     if not len(data.train.indices):  # the server of a deployment
         return found
     if lacking := uncovered(data, data.weigh):
-        found.append(lacking.in_words(data))
+        found.append(lacking)
     found += _about_equal_rows(data)
     found += _about_targets(data)
     found += _about_network(data, executor)
@@ -266,19 +242,19 @@ def _about_equal_rows(data: FederatedData) -> Iterator[str]:
     inputs = data.samples.inputs
     if inputs.numel() > MOST_VALUES or len(inputs) > MOST_ROWS:
         return
-    train, test = data.train.indices, data.test.indices
+    tested = [data.test.indices]
     if data.report is not None:
-        test = torch.cat([test, data.report.indices])
-    pairs = [("test", test, "training", train, "the reported results are too good")]
+        tested.append(data.report.indices)
+    held = {"training": data.train.indices, "test": torch.cat(tested)}
+    pairs = [("test", "training", "the reported results are too good")]
     if data.weigh is not None:
-        weigh = data.weigh.indices
-        favour = "the weights favour the clients that have them"
-        pairs.append(("held-out", weigh, "training", train, favour))
-        pairs.append(("test", test, "held-out", weigh, "the reported results are too good"))
-    for kind, indices, other, others, so in pairs:
+        held["held-out"] = data.weigh.indices
+        pairs.append(("held-out", "training", "the weights favour the clients that have them"))
+        pairs.append(("test", "held-out", "the reported results are too good"))
+    for kind, other, so in pairs:
         # The same samples by number are meant (`server_set.source`)
-        rows = _rows(data, indices[~torch.isin(indices, others)])
-        known = {*_rows(data, others)}
+        rows = _rows(data, held[kind][~torch.isin(held[kind], held[other])])
+        known = {*_rows(data, held[other])}
         equal = sum(row in known for row in rows)
         if equal > NOTABLE * len(rows):
             said = f"{equal:,} of {len(rows):,} {kind} samples are also {other} samples"
@@ -341,21 +317,16 @@ def count_steps(experiment: Experiment, data: Iterable[FederatedData]) -> list[S
         method = settings.build(experiment.training)
         if method.control == "pooled":
             continue
-        steps = [count for one in held for count in _client_steps(method, one)]
-        middle = statistics.median(steps) if steps else None
+        steps: list[int] = []
+        if method.control in (None, "alone"):  # else no client trains by itself
+            for one in held:
+                sizes = one.train.sizes
+                steps += method.training.num_steps(sizes[sizes > 0]).tolist()
         server = max(_server_steps(settings, method, one) for one in held)
+        middle = statistics.median(steps) if steps else None
         least, most = min(steps, default=None), max(steps, default=None)
         found.append(StepsRow(method.name, least, middle, most, server))
     return found
-
-
-def _client_steps(method: Method, data: FederatedData) -> list[int]:
-    """Of every client that has samples; nothing where none trains by itself."""
-    if method.control not in (None, "alone"):
-        return []
-    sizes = data.train.sizes
-    steps: list[int] = method.training.num_steps(sizes[sizes > 0]).tolist()
-    return steps
 
 
 def _server_steps(settings: MethodSettings, method: Method, data: FederatedData) -> int:

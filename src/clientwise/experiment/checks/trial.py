@@ -84,7 +84,6 @@ def trial_issues(
 ) -> Iterator[Issue]:
     """What a round shows of the network, and of the methods at these places in the config."""
     trial = _Trial(experiment, data, module)
-    built = experiment.build_methods()
     _, failed = trial.run(Method(training=LocalTraining(learning_rate=SMALL_RATE)))
     if failed:
         largest = data.called(int(data.train.sizes.argmax()))
@@ -95,29 +94,32 @@ def trial_issues(
             )
         yield "model", f"cannot be trained on {count} samples of {largest} ({failed})"
         return
+    built = experiment.build_methods()
     for index in methods:
-        method = _alone(built[index])
-        place = f"methods[{index}]"
-        if trial.has_batch_norm and method.training.batch_size == 1:
-            message = "must be at least 2: batch norm cannot train on one sample"
-            yield f"{place}.training.batch_size = 1", message
-            continue
-        alone, failed = trial.run(method)
-        if failed:
-            yield place, f"does not work on a few samples ({failed})"
-            continue
-        given = [CRITERIA.get(one.part.name).__module__ for one in method.criteria]
-        if all(module.startswith("clientwise.") for module in given):
-            continue  # tests/test_testing.py tries these
-        together, _ = trial.run(method, chunk_size=CLIENTS)
-        if alone is None or together is None or together.raw.shape != alone.raw.shape:
-            continue
-        for column, criterion in enumerate(method.criteria):
-            pair = alone.raw[:, column], together.raw[:, column]
-            if not torch.allclose(*pair, rtol=0.05, atol=ROUNDING):
-                hint = "measure it on the server (measured_by='server', needs={'whole_cohort'})"
-                said = f"{criterion.name} depends on the other clients: {hint}"
-                yield f"{place}.criteria[{column}]", said
+        yield from _method_issues(f"methods[{index}]", _alone(built[index]), trial)
+
+
+def _method_issues(place: str, method: Method, trial: _Trial) -> Iterator[Issue]:
+    if trial.has_batch_norm and method.training.batch_size == 1:
+        message = "must be at least 2: batch norm cannot train on one sample"
+        yield f"{place}.training.batch_size = 1", message
+        return
+    alone, failed = trial.run(method)
+    if failed:
+        yield place, f"does not work on a few samples ({failed})"
+        return
+    given = [CRITERIA.get(one.part.name).__module__ for one in method.criteria]
+    if alone is None or all(module.startswith("clientwise.") for module in given):
+        return  # tests/test_testing.py tries those of the library
+    together, _ = trial.run(method, chunk_size=CLIENTS)
+    if together is None or together.raw.shape != alone.raw.shape:
+        return
+    for column, criterion in enumerate(method.criteria):
+        pair = alone.raw[:, column], together.raw[:, column]
+        if not torch.allclose(*pair, rtol=0.05, atol=ROUNDING):
+            hint = "measure it on the server (measured_by='server', needs={'whole_cohort'})"
+            said = f"{criterion.name} depends on the other clients: {hint}"
+            yield f"{place}.criteria[{column}]", said
 
 
 def _alone(method: Method) -> Method:
@@ -205,14 +207,11 @@ def _few(data: FederatedData, clients: Sequence[int]) -> FederatedData:
 
 def _described(samples: Samples) -> str:
     """Shape and type of a sample, as the network is given it."""
+    kinds = {True: "integers", False: "float32"}
     if not samples.parts:
-        kind = "integers" if samples.integers else "float32"
-        return f"of shape {samples.input_shape} ({kind})"
-    kinds = [
-        f"{part.name} {part.shape} ({'integers' if part.is_integer else 'float32'})"
-        for part in samples.parts
-    ]
-    return "with " + ", ".join(kinds)
+        return f"of shape {samples.input_shape} ({kinds[samples.integers]})"
+    parts = [f"{one.name} {one.shape} ({kinds[one.is_integer]})" for one in samples.parts]
+    return f"with {', '.join(parts)}"
 
 
 def _explained(error: Exception, samples: Samples) -> str:

@@ -43,12 +43,12 @@ Criteria = Annotated[
 
 
 class MethodSettings(ConfigTable):
-    """One way to weigh clients. The defaults are FedAvg's, unless the name is one of docs/methods.md."""
+    """One way to weigh clients. The defaults are FedAvg's, or those of a name in docs/methods.md."""
 
     other_keys: ClassVar = ("like",)  # written out before this table is validated
 
     name: Name
-    """The name of the method in tables and figures."""
+    """The name in tables and figures."""
 
     criteria: Criteria = [Part("dataset_size", {})]
     """Measurements of a client."""
@@ -60,55 +60,50 @@ class MethodSettings(ConfigTable):
     """Scaling over the cohort. Default: "sum", or "none" for the score "product"."""
 
     evidence: Annotated[Part, PartOf(EVIDENCE)] | None = None
-    """How the effect on held-out samples changes the weights. Default: off."""
+    """How the effect on held-out samples changes the weights."""
 
     bounds: Annotated[Bounds, BOUNDS] | None = None
-    """Limits on every weight; see [methods.bounds]. Default: none."""
+    """Limits on every weight."""
 
     before: Annotated[list[Annotated[Part, PartOf(BEFORE)]], Field(max_length=16)] = []
-    """Changes of the updates before the rule, in this order."""
+    """Changes of the updates before the rule."""
 
     rule: Annotated[Part, PartOf(RULES)] = Part("mean", {})
     """Aggregation of the weighted updates."""
 
     adjust: Annotated[Part, PartOf(ADJUSTMENTS)] | None = None
-    """Online adjustment of the order of priority (P2). Default: off."""
+    """Online adjustment of the order of priority (P2)."""
 
     adapt_loss: Annotated[Part, PartOf(LOSS_ADAPTERS)] | None = None
-    """Change of the loss from round to round (P3). Default: off."""
+    """Change of the loss from round to round (P3)."""
 
     server_step: Annotated[Part, PartOf(SERVER_STEPS)] = Part("replace", {})
-    """How the server applies the aggregated update."""
+    """How the aggregate changes the model."""
 
     training: TrainingOverride = TrainingOverride()
-    """The keys of [training] that differ for this method. Default: none."""
+    """The keys of [training] that differ."""
 
     fine_tune: FineTune | None = None
-    """Train the aggregate on the samples the server weighs by: keys of [training], and `line_search`.
-    Default: off."""
-
-    brake: Annotated[float, Field(gt=0, le=100)] | None = None
-    """Keep the old model if the new one's loss on these samples is higher by this many standard
-    errors. Typical value: 3. Default: off."""
+    """Train the aggregate on the samples the server weighs by: keys of [training], and `line_search`."""
 
     control: Control | None = None
-    """No federated learning: one model of all clients' samples ("pooled"), of the samples the server
-    weighs by ("server_only"), or one for each client ("alone")."""
+    """No federated learning: a model of all clients' samples, of those the server weighs by, or one
+    for each client."""
 
     pace: Annotated[Pace, TableOf(Pace)] | None = None
-    """When a round ends; see [methods.pace]. Needs [devices] or Flower."""
+    """When a round ends. Needs [devices] or Flower."""
 
     adapters: Adapters = "products"
-    """Average the products B·A of LoRA adapters, or A and B by themselves (docs/huggingface.md)."""
+    """Average the products B·A of LoRA adapters, or A and B (docs/huggingface.md)."""
 
     sampling: Annotated[Part, PartOf(SAMPLINGS)] | None = None
-    """How clients are drawn (docs/methods.md). Default: uniformly."""
+    """How clients are drawn. Default: uniformly."""
 
     tuned: dict[str, Any] | None = None
-    """How values of this method were found; `clientwise tune` writes it."""
+    """How values were found; `clientwise tune` writes it."""
 
     privacy: Annotated[Privacy, TableOf(Privacy)] | None = None
-    """Differential privacy of the clients; see [methods.privacy]."""
+    """Differential privacy of the clients."""
 
     def unlike_fedavg(self) -> list[str]:
         """The keys that differ from FedAvg's."""
@@ -159,7 +154,6 @@ class MethodSettings(ConfigTable):
             loss=training.changed(self.training)["loss"],
             schedule=training.schedule_of(self.training),
             control=self.control,
-            brake=self.brake,
             fine_tune=self._server_training(training),
             line_search=self.fine_tune is not None and self.fine_tune.line_search,
             pace=self.pace or Pace(),

@@ -13,11 +13,8 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema, create_model
-from pydantic_core import CoreSchema, PydanticCustomError
-from pydantic_core.core_schema import (
-    no_info_after_validator_function,
-    with_info_plain_validator_function,
-)
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import with_info_plain_validator_function
 
 from ...core.criteria import CRITERIA, CriterionDeclaration
 from ...core.objective.loss import LOSSES, FunctionLoss
@@ -29,7 +26,7 @@ from ...core.training import (
     ScheduleDeclaration,
 )
 from ...core.weights.scores import SCORES, Score, score_by
-from ...registry import Adopted, Declaration, Part, Registry, suggest
+from ...registry import Adopted, Declaration, Lists, Names, Part, Registry, suggest
 from .tables import ConfigTable, fields_of, issues_of, refuse
 
 MOST_LISTED = 16  # parts that an option may list
@@ -95,15 +92,6 @@ class Reading:
             refuse([("", f"two different objects are called {name!r}: {hint}")])
 
 
-def read_recorded(registry: Registry[Any], value: Any) -> Part:
-    """Read a part that a file names; ValueError that says what is wrong."""
-    try:
-        return read_part(registry, value)
-    except PydanticCustomError as error:
-        issues = (error.context or {})["issues"]
-        raise ValueError("; ".join(f"{key}: {message}" for key, message in issues)) from None
-
-
 def make(registry: Registry[Any], part: Part) -> Any:
     """Construct a class, or bind the options of a function that the library calls later."""
     found = registry.get(part.name)
@@ -166,22 +154,16 @@ class DrawnFrom(PartOf):
         return super().read(constant, config)
 
 
-@dataclass(frozen=True)
-class NameOf:
+class NameOf(PartOf):
     """Marks a key that names a part without options: `Annotated[str, NameOf(METRICS)]`."""
 
-    registry: Registry[Any]
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        return no_info_after_validator_function(self._check, handler(source))
-
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+        """A name."""
         return {"$comment": f"name of a {self.registry.kind}", "enum": list(self.registry)}
 
-    def _check(self, name: str | None) -> str | None:
-        if name is not None and name not in self.registry:
-            refuse([("", f"unknown {self.registry.kind} {name!r}{suggest(name, self.registry)}")])
-        return name
+    def read(self, value: Any, config: Reading | None) -> str | None:
+        """The name, if there is such a part."""
+        return None if value is None else read_part(self.registry, value).name
 
 
 class _AnyOptions(ConfigTable):
@@ -201,10 +183,10 @@ def _table_of_options(registry: Registry[Any], name: str, part: object) -> type[
     fields = fields_of(registry.options(name))
     for option in registry.options(name):
         default = fields[option.name][1]
-        if option.names_part_of is not None:
-            fields[option.name] = (Annotated[option.type, NameOf(option.names_part_of)], default)
-        if option.lists_parts_of is not None:
-            fields[option.name] = (_list_of_parts(option.lists_parts_of), default)
+        if (named := option.registry(Names)) is not None:
+            fields[option.name] = (Annotated[option.type, NameOf(named)], default)
+        if (listed := option.registry(Lists)) is not None:
+            fields[option.name] = (_list_of_parts(listed), default)
     base = _AnyOptions if registry.takes_any_option(name) else ConfigTable
     return create_model(name, __base__=base, **fields)
 
@@ -327,8 +309,8 @@ def _callable(registry: Registry[Any], given: Any) -> Made:
     if registry is LOSSES:
         by_sample = source.__module__ == "torch.nn.modules.loss"
         own = copy.deepcopy(given)  # a module follows the data to their device
-        loss = FunctionLoss(name, own, compares_samples=not by_sample)
-        part = lambda counts: loss  # noqa: E731
+        loss = FunctionLoss(kind=name, function=own, compares_samples=not by_sample)
+        part = lambda: loss  # noqa: E731
     part.__doc__ = inspect.getdoc(source) or name
     return name, Adopted(part, Declaration(), given, source), {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,7 +32,7 @@ from .settings import (
     ServerSet,
     Training,
 )
-from .tables import MOST_PLUGINS, ConfigTable, Count, DeviceName, Name, Seeds, refuse
+from .tables import MOST_PLUGINS, ConfigTable, DeviceName, Name, Seeds, refuse
 
 
 def _facts(attributes: dict[str, list[Fact]]) -> dict[str, list[Fact]]:
@@ -58,103 +58,96 @@ class Experiment(ConfigTable):
     """An experiment. Methods of one seed share data, partition, initial model and cohorts."""
 
     name: Name = "run"
-    """Name of the experiment and of its run folder. Default: the name of the file, else `run`."""
+    """Name of the experiment. Default: that of the file."""
 
     rounds: PositiveInt
-    """Rounds of federated learning, per method and seed."""
+    """Rounds per method and seed."""
 
     seeds: Seeds = [1]
-    """Random seeds: `[1, 2, 3]` or `"1-5, 9"`. Every method runs once with each."""
+    """Random seeds: `[1, 2, 3]` or `"1-5, 9"`. Every method runs with each."""
 
     plugins: Annotated[list[str], Field(max_length=MOST_PLUGINS)] = []
-    """Python modules with parts of your own, in the folder of the config or installed."""
+    """Python modules with your own parts, installed or in `plugin_dir`."""
 
     plugin_dir: str | None = None
-    """Folder of the plugins and of your own files. Default: the folder of the config."""
+    """Folder of plugins and data files. Default: that of the config."""
 
     engine: Literal["local", "flower"] = "local"
-    """Where clients run: in this process, or simulated by Flower."""
+    """Clients run in this process, or are simulated by Flower."""
 
     checkpoint_seconds: NonNegativeFloat = 10.0
-    """Least time between two checkpoints, in seconds. 0: a checkpoint after every round."""
-
-    keep_every: Count = 0
-    """Also keep the model of every n-th round. 0: only the last."""
+    """Least seconds between two checkpoints. 0: one after every round."""
 
     keep: Literal["last", "best"] = "last"
-    """The model used after the run. "best": that with the lowest loss on the samples the server
-    weighs by."""
+    """The model to use. "best": that with the lowest loss on the samples the server weighs by."""
 
     stop_early: PositiveInt | None = None
-    """End a method's run after this many rounds without a lower loss. Default: off."""
+    """Stop after this many rounds without a lower loss. Default: off."""
 
     initial_model: str | None = None
-    """File of the initial model, as `clientwise export` writes it. Default: random."""
+    """File of `clientwise export` with the initial model. Default: random."""
 
     device: DeviceName = "auto"
-    """Where models are computed: "cpu", "cuda", or "auto": the GPU if there is one."""
+    """"cpu", "cuda" or "cuda:1". "auto": the GPU if there is one."""
 
     mode: Literal["auto", "loop", "graph", "stacked"] = "auto"
-    """How clients train: one after the other ("loop"), likewise as CUDA graphs ("graph"), or many at
-    once ("stacked"). "auto": the fastest."""
+    """Clients train one by one ("loop"), likewise as CUDA graphs ("graph"), or many at once
+    ("stacked")."""
 
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
-    """Precision of matrix products. "auto": float32 on a CPU, tf32 on a GPU."""
+    """Precision of matrix products. "auto": tf32 on a GPU, else float32."""
 
     workers: Annotated[int, Field(gt=0, le=1024)] | Literal["auto", "ray"] = "auto"
-    """CPU cores that train clients in parallel. "auto": as many as PyTorch has threads. "ray": a Ray
-    cluster (docs/performance.md)."""
+    """CPU cores that train clients. "auto": PyTorch's threads. "ray": a cluster (docs/performance.md)."""
 
     data_dir: str | None = None
-    """Data folder. Default: $CLIENTWISE_DATA for published datasets, `plugin_dir` for your own files.
-    Prefer --data-dir."""
+    """Data folder. Default: $CLIENTWISE_DATA, or `plugin_dir` for your own files. Prefer --data-dir."""
 
     trackers: Annotated[list[Annotated[Part, PartOf(TRACKERS)]], Field(max_length=100)] = []
-    """Tools that the run is also logged to. Default: none."""
+    """Tools that the run is also logged to."""
 
     data: Annotated[Part, PartOf(DATASETS)] | None = None
-    """The dataset. Omit `data`, `partition` and `model` where you pass yours to `cw.run`."""
+    """The dataset. Omit it where you pass yours to `cw.run`."""
 
     features: Annotated[Part, PartOf(FEATURES)] | None = None
-    """A frozen network whose features replace the images. Default: none."""
+    """A frozen network whose features replace the images."""
 
     partition: Annotated[Part, PartOf(PARTITIONS)] | None = None
     """Division of samples among clients."""
 
     attributes: ClientAttributes = {}
-    """Facts about the clients, one value per client, for `attribute`, `is_one_of` and criteria of
-    your own."""
+    """Facts about clients, a value each, for criteria such as `attribute`."""
 
     model: Annotated[Part, PartOf(MODELS)] | None = None
     """The network that clients train."""
 
     training: Training = Training()
-    """How clients train; a method may differ."""
+    """How clients train."""
 
     federation: Cohorts = Cohorts()
-    """Which clients take part in a round."""
+    """Which clients a round asks."""
 
     server_set: ServerSet = ServerSet()
-    """The samples that the server weighs by and reports on."""
+    """The server's held-out samples."""
 
     evaluation: EvaluationSettings = EvaluationSettings()
     """Measurements during a run."""
 
     devices: DeviceSettings | None = None
-    """Speed and availability of the clients' devices. Default: not simulated."""
+    """Simulated devices. Default: none."""
 
     flower: FlowerSettings = FlowerSettings()
-    """Clients that are reached through Flower."""
+    """Clients reached through Flower."""
 
     hostile: Annotated[list[HostileClients], Field(max_length=1_000)] = []
-    """Groups of hostile or faulty clients. Default: none."""
+    """Groups of hostile or faulty clients."""
 
     methods: Annotated[
         list[Annotated[MethodSettings, BeforeValidator(_written_out)]],
         Field(min_length=1, max_length=1_000),
     ] = [MethodSettings(name="FedAvg")]
     """The methods to compare. Default: `Recommended`; `RecommendedJudged` with server_set.source =
-    "clients"; `FedAvg` without held-out samples."""
+    "clients"; without held-out samples `FedAvg`."""
 
     _source: str = PrivateAttr("config")
     _names_methods: bool = PrivateAttr(True)
@@ -178,14 +171,9 @@ class Experiment(ConfigTable):
         return self._own_samples
 
     @property
-    def functions(self) -> dict[str, Callable[..., Any]]:
-        """The functions and classes that were given in Python instead of a name, by kind and name."""
-        return {name: made.source for name, (_, made) in self._given.items()}
-
-    @property
-    def given(self) -> dict[str, object]:
-        """The same as they were given: functions, `partial`s and objects."""
-        return {name: made.given for name, (_, made) in self._given.items()}
+    def given(self) -> Given:
+        """The parts that were given in Python instead of a name."""
+        return self._given
 
     def register_given(self) -> None:
         """Let names stand for what they stood for when this config was read."""

@@ -60,24 +60,23 @@ class _OwnKeys(ConfigTable):
     """The keys of [training] that TOML has in another form than `LocalTraining`, or that it lacks."""
 
     batch_size: PositiveInt | Literal["full"] = 32
-    """Batch size B. "full": all samples of a client."""
+    """Batch size B. "full": all samples."""
 
     optimizer: Annotated[str | Part, PlainPartOf(OPTIMIZERS)] = "sgd"
-    """The clients' optimizer. Its state is not kept between rounds."""
+    """The clients' optimizer. Its state ends with the round."""
 
     learning_rate: PositiveFloat | None = None
-    """Learning rate η. Default: 0.1 (sgd), 0.001 (adam, adamw) or that of the class of PyTorch.
-    Typical values are 0.01 to 0.1."""
+    """Learning rate η. Default: that of the optimizer, 0.1 for sgd and 0.001 for adam and adamw. Typical
+    values are 0.01 to 0.1."""
 
     transform: Annotated[Part, PartOf(TRANSFORMS)] | None = None
-    """A random change of every training batch (data augmentation). Default: none."""
+    """Data augmentation: a random change of every training batch."""
 
     loss: Annotated[Part, PartOf(LOSSES)] | None = None
-    """Loss that clients train with. Default: that of the problem, such as cross_entropy, with which
-    models are always evaluated."""
+    """Loss to train with. Default: that of the problem, with which models are evaluated."""
 
     schedule: Annotated[str | Part, PlainPartOf(SCHEDULES)] = "constant"
-    """The learning rate by round, as a factor on it."""
+    """A factor on the learning rate, by round."""
 
 
 @with_fields(fields_of(one for one in _LOCAL if one.name not in _OwnKeys.model_fields))
@@ -137,81 +136,70 @@ class FineTune(TrainingOverride):
     """How the server's training differs from the clients', and how far it goes."""
 
     line_search: bool = True
-    """Compare five points between the mean and the trained model, and take the one with the lowest
-    loss on the samples that were trained on."""
+    """Take the best of five points between the mean and the trained model, by the loss on the same samples."""
 
 
 class Cohorts(ConfigTable):
-    """Which clients take part in a round: a fraction or a number, drawn at random."""
+    """Which clients a round asks: a fraction or a number, drawn at random."""
 
     fraction: OpenShare | None = None
-    """Fraction of all clients that a round asks. Default: all clients."""
+    """Fraction of all clients. Default: all."""
 
     clients_per_round: PositiveInt | None = None
-    """Number of clients that a round asks, instead of `fraction`."""
+    """Number of clients, instead of `fraction`."""
 
     without: list[Count] = []
-    """Numbers of clients that are never asked. They keep their data and evaluate."""
+    """Numbers of clients that are never asked. They still evaluate."""
 
     sampling: Literal["fixed", "poisson"] = "fixed"
-    """Size of cohorts. "fixed": all cohorts have the same size. "poisson": each client is asked independently, and the
-    size is a mean."""
+    """"fixed": all cohorts have the same size. "poisson": each client is asked independently."""
 
 
 class ServerSet(ConfigTable):
     """The server's held-out samples: some weigh clients, others report results."""
 
     source: Literal["held_out", "contributed", "clients"] = "held_out"
-    """The samples to weigh by: the server's own ("held_out"), or a small share of every client's
+    """The samples to weigh by: the server's ("held_out"), or a share of every client's
     ("contributed"). "clients": the cohort evaluates the models instead."""
 
     fraction: Fraction = 0.2
-    """Fraction of all samples that is held out for the server."""
+    """Fraction of all samples."""
 
     report_fraction: Share = 0.5
-    """Fraction of the held-out samples that reports results; the rest weighs."""
+    """Fraction of these that reports results; the rest weighs."""
 
     shared_set: bool = False
-    """Weigh and report on the same samples, as P3 does."""
+    """Weigh and report on the same samples (P3)."""
 
     contributed_fraction: OpenShare = 0.05
-    """Share of training samples that a client gives, with source = "contributed"."""
+    """Share of its training samples that a client contributes."""
 
 
 class EvaluationSettings(ConfigTable):
-    """What is measured during a run."""
+    """What is measured."""
 
     test_fraction: Fraction = 0.2
-    """Fraction of a client's samples that is its own test set. 0: none."""
+    """Fraction of a client's samples that is its test set."""
 
     held_back: Fraction = 0.0
-    """Fraction of its training samples on which a client evaluates instead of its test set. 0: off."""
+    """Fraction of its training samples on which a client evaluates instead; see `clientwise tune`."""
 
     official_test: OfficialTest = "pooled"
-    """The dataset's own test split: joined with the other samples ("pooled"), the server set
-    ("server"), or divided into the clients' test sets ("clients")."""
+    """The dataset's own test split: joined with the other samples, the server's set, or the
+    clients' test sets."""
 
     metric: Annotated[str, NameOf(METRICS)] | None = None
-    """Metric of tables, targets, P2's search and `tune`. Default: accuracy, RMSE (regression),
-    concordance (survival), average precision (multi-label) or Dice (segmentation)."""
+    """Metric of results and searches. Default: accuracy, RMSE (regression), concordance (survival),
+    average precision (multi-label) or Dice (segmentation)."""
 
     clients_every: Count = 1
     """Rounds between evaluations on all clients' test sets. 0: never."""
 
-    counterfactuals: bool = False
-    """Also evaluate equal weights, weights by size, and the aggregate without each client
-    (docs/reports.md)."""
-
-    shapley: bool = False
-    """Also compute the Shapley value of each client: exact for up to ten clients in a round, else
-    sampled."""
-
     target: PositiveFloat | None = None
-    """Value of the metric for rounds-to-target. Default: not counted."""
+    """Value of the metric for rounds-to-target."""
 
     client_targets: list[PositiveFloat] = []
-    """Values of the metric for P1's tables: rounds until 10% to 90% of the clients reach them.
-    Default: `target`."""
+    """Values for P1's tables: rounds until 10% to 90% of the clients reach them. Default: `target`."""
 
 
 def _drawn(fact: DeviceFact) -> Any:
@@ -222,24 +210,23 @@ def _drawn(fact: DeviceFact) -> Any:
 
 @with_fields({name: _drawn(fact) for name, fact in DEVICE_FACTS.items()})
 class DeviceSettings(ConfigTable):
-    """Simulated devices (docs/devices.md). A value is a number, the same for all clients, or a
-    distribution."""
+    """Simulated devices (docs/devices.md). A value is a number for all clients, or a distribution."""
 
     traces: str | None = None
-    """CSV file with one device per line, instead of distributions."""
+    """CSV file with a device per line, instead of distributions."""
 
 
 class FlowerSettings(ConfigTable):
     """Clients reached through Flower (docs/frameworks.md)."""
 
     reply_seconds: Seconds = 600.0
-    """Longest time that the server waits for trained models, and again for evaluations."""
+    """Longest time to wait for trained models, and again for evaluations."""
 
     min_replies: PositiveInt = 1
-    """Least number of answers. With fewer, a round leaves the model unchanged."""
+    """With fewer answers, a round leaves the model unchanged."""
 
     clients: list[str] = []
-    """Deployment: the names of the registered nodes. The first is client 0."""
+    """Deployment: the names of the nodes; the first is client 0."""
 
     input_shape: Annotated[list[PositiveInt], Field(max_length=8)] = []
     """Deployment: the shape of a sample."""
@@ -264,32 +251,32 @@ class HostileClients(ConfigTable):
     """A group of hostile or faulty clients (docs/rules.md)."""
 
     clients: PositiveInt | PartOfAll | list[int | str]
-    """A number of clients or a share below 1, drawn by the seed; or a list of numbers or names."""
+    """A number or share of clients, drawn by the seed; or a list of numbers or names."""
 
     attack: Attacks
-    """The attack, or a list of attacks that are applied in this order."""
+    """One attack, or several in this order."""
 
     ignore_global: bool = False
-    """Train their own models further instead of the global model (P3)."""
+    """Train their own models further (P3)."""
 
     from_round: PositiveInt = 1
-    """First round of the attack. Before it, the clients are honest."""
+    """First round of the attack."""
 
     probability: Share = 1.0
-    """Probability that a client of the group attacks in a round."""
+    """Probability of an attack, for each client and round."""
 
     def wanted(self, num_clients: int, names: Sequence[str]) -> int | list[int]:
-        """How many clients are hostile, or which; ValueError for a name that no client has."""
-        if isinstance(self.clients, float):
-            return round(num_clients * self.clients)
+        """How many clients are hostile, or which; ValueError for a share of none or all, and for an unknown name."""
         if isinstance(self.clients, int):
             return self.clients
-        return [_number_of(client, names) for client in self.clients]
-
-
-def _number_of(client: int | str, names: Sequence[str]) -> int:
-    if isinstance(client, int):
-        return client
-    if client not in names:
-        raise ValueError(f"no client is called {client!r}{suggest(client, names)}")
-    return names.index(client)
+        if isinstance(self.clients, float):
+            count = round(num_clients * self.clients)
+            if count in (0, num_clients):
+                raise ValueError(
+                    f"is {count} of {num_clients} clients: give another share, or a number"
+                )
+            return count
+        for client in self.clients:
+            if isinstance(client, str) and client not in names:
+                raise ValueError(f"no client is called {client!r}{suggest(client, names)}")
+        return [one if isinstance(one, int) else names.index(one) for one in self.clients]

@@ -309,7 +309,8 @@ def read_table(kind: type[T], table: object, key: str, where: str) -> T:
 
 def refuse(issues: Sequence[Issue]) -> NoReturn:
     """Within a validator: refuse a value for these reasons, each with a key inside of it."""
-    raise PydanticCustomError("part", "part", {"issues": list(issues)})
+    text = "; ".join(f"{key}: {message}" for key, message in issues)
+    raise PydanticCustomError("part", "{text}", {"text": text, "issues": list(issues)})
 
 
 def dotted(key_path: Iterable[int | str]) -> str:

@@ -39,17 +39,13 @@ LARGEST_MINORITY = 0.49  # that a rule can withstand
 
 
 class MatrixSettings(ConfigTable):
-    """Many experiments in one file: every federation, clean and under every attack.
-
-    `clientwise run --jobs 4` runs four cells at once. A cell that fails does not end the others;
-    `--resume` runs it again, and runs what was added. See docs/compare.md.
-    """
+    """Many experiments in one file: every federation, clean and under every attack (docs/compare.md)."""
 
     attacks: dict[Name, dict[str, Any]] = {}
     """By name: an entry of [[hostile]], without `clients`."""
 
     shares: Annotated[list[PartOfAll], Field(min_length=1, max_length=20)] = [0.2]
-    """Shares of hostile clients. A rule with `hostile = "column"` gets the share of its column."""
+    """Shares of hostile clients. A part with `hostile = "column"` gets that of its column."""
 
     data: dict[Name, dict[str, Any]] = {}
     """By name: the keys that differ on another federation."""

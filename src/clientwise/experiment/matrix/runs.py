@@ -27,18 +27,18 @@ from ...writing import make_folder, write_atomically
 from ..build.data import build_data, load_samples
 from ..checks.against_data import validate
 from ..config.schema import Experiment
-from ..running.lanes import Progress
 from ..running.origin import change_of_machine, compare_origin, other_machine
 from ..running.resume import (
-    changed_keys,
     config_so_far,
     extended,
+    has_changed,
     is_new,
     new_folder,
     refuse_other_config,
 )
 from ..running.runner import Stopped
 from ..running.runner import run as run_experiment
+from ..trackers import Progress
 from .grid import MATRIX_FILE, Matrix, MatrixCell, load_matrix, open_matrix
 
 log = logging.getLogger("clientwise")
@@ -146,13 +146,10 @@ def _prepare(
 def _refuse_missing_data(cells: Iterable[MatrixCell]) -> None:
     """Read the data of every federation once: hours may pass before the first cell that needs them."""
     problems = Problems()
-    read = set()
+    federations: dict[str, Experiment] = {}
     for cell in cells:
-        experiment = cell.experiment
-        data = repr((experiment.data, experiment.data_dir, experiment.features))
-        if data in read or experiment.data is None:
-            continue
-        read.add(data)
+        federations.setdefault(cell.data, cell.experiment)
+    for experiment in federations.values():
         with suppress(OSError, MemoryError), problems.noted(experiment.source):  # the cell says it
             load_samples(experiment)
     problems.refuse()
@@ -169,24 +166,25 @@ def _grown(matrix: Matrix, folder: Path) -> Matrix:
     if before.name != matrix.name:
         said = f"was run with another config: name = {matrix.name!r} (was {before.name!r})"
         raise RunError(f"{folder}: {said}. Resume it with {MATRIX_FILE}, or choose another folder")
-    old = before.settings
-    new = matrix.settings
     methods: dict[str, Any] = {}
+    seeds: list[int] = []
+    attacks: dict[str, Any] = {}
+    shares: list[float] = []
+    data: dict[str, Any] = {}
     for one in (before, matrix):  # the given one wins: a difference is seen
-        resolved = one.cells[0].experiment.to_dict()["methods"]
+        experiment = one.cells[0].experiment
+        resolved = experiment.to_dict()["methods"]
         names = [method["name"] for method in resolved]
         methods |= zip(names, one.table.get("methods", resolved), strict=True)
-    joined: dict[str, Any] = {
-        "attacks": {**old.attacks, **new.attacks},
-        "shares": list(dict.fromkeys([*old.shares, *new.shares])),
-    }
-    if old.data or new.data:
-        # The federation of a matrix that names none
-        alone: dict[str, dict[str, Any]] = {matrix.name: {}}
-        joined["data"] = {**(old.data or alone), **(new.data or alone)}
-    if oracle := new.oracle or old.oracle:
+        seeds += experiment.seeds
+        attacks |= one.settings.attacks
+        shares += one.settings.shares
+        data |= one.settings.data or {matrix.name: {}}  # the federation of a matrix that names none
+    joined = {"attacks": attacks, "shares": list(dict.fromkeys(shares))}
+    if data != {matrix.name: {}}:
+        joined["data"] = data
+    if oracle := matrix.oracle or before.oracle:
         joined["oracle"] = oracle
-    seeds = [seed for one in (before, matrix) for seed in one.cells[0].experiment.seeds]
     table = {**matrix.table, "methods": list(methods.values()), "matrix": joined}
     return load_matrix({**table, "seeds": list(dict.fromkeys(seeds))})
 
@@ -208,7 +206,7 @@ def _unfinished_cells(matrix: Matrix, folder: Path, accept_changes: bool) -> lis
             if before is not None:
                 refuse_other_config(own, before, now)
                 now = extended(before, now)
-            has_all = before is not None and not changed_keys(before.to_dict(), now.to_dict())
+            has_all = before is not None and not has_changed(before, now)
             if not has_all or not is_finished(own):
                 todo.append(index)
             else:

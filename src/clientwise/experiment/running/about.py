@@ -28,14 +28,9 @@ CHANGING_NO_MODEL = (
 POOLING = "pooled"  # a control that needs all clients' samples
 
 
-def about_method(settings: MethodSettings, table: Mapping[str, Any] | None = None) -> MethodFacts:
-    """Facts about a method, from its parts.
-
-    Args:
-        settings: of the method.
-        table: as the config of the run states it, where criteria were given otherwise.
-    """
-    table = settings.to_dict() if table is None else table
+def about_method(settings: MethodSettings) -> MethodFacts:
+    """Facts about a method, from its parts."""
+    table = settings.to_dict()
     evidence: Any = make_if_named(EVIDENCE, settings.evidence)
     sampling = make_if_named(SAMPLINGS, settings.sampling)
     needs: set[str] = set()
@@ -45,8 +40,8 @@ def about_method(settings: MethodSettings, table: Mapping[str, Any] | None = Non
     learns_there = settings.fine_tune is not None or settings.control == "server_only"
     return MethodFacts(
         name=settings.name,
-        criteria=tuple(one.get("as") or one["name"] for one in table["criteria"]),
-        score=table["score"]["name"],
+        criteria=tuple(part.called for part in settings.criteria),
+        score=settings.score.name,
         rule=settings.rule.name,
         evidence=settings.evidence.name if settings.evidence else None,
         control=settings.control,
@@ -57,7 +52,7 @@ def about_method(settings: MethodSettings, table: Mapping[str, Any] | None = Non
         is_control=settings.control is not None or "simulation" in needs,
         is_available=settings.control != POOLING and "simulation" not in needs,
         trains_on_server=learns_there or "server_samples" in needs,
-        averages_equally=sampling is not None and sampling.averages_equally,
+        averages_equally=sampling is not None,
         threshold=getattr(evidence, "threshold", math.inf),
         margin=getattr(evidence, "margin", 0.0),
     )

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,28 +25,13 @@ from ...engine.scheduler import Scheduler
 from ...record.store import Store
 from ..build.engine import build_plan
 from ..config.schema import Experiment
+from ..trackers import Progress
 
 SHORT = 0.5  # seconds; in longer rounds the time for writing is negligible
 PREFIX = "lane."  # of the names in a checkpoint, beside those of the engine
 LOSSES = f"{PREFIX}held_out"
 BEST = f"{PREFIX}best"
 BEST_ROUND = f"{PREFIX}best_round"
-
-
-@dataclass(frozen=True)
-class Progress:
-    """A round has ended."""
-
-    method: str
-    seed: int
-    record: RoundRecord
-    rounds: int  # of this lane
-    done: int  # rounds of all lanes so far
-    total: int  # rounds of all lanes; fewer where a lane has ended early
-    is_last: bool = False  # whether the lane ends with this round
-    is_share: bool = True  # whether the metric is shown in percent
-    folder: Path = Path()  # of the run
-    values: Mapping[str, float] = field(default_factory=dict)  # see `numbers_of`
 
 
 @dataclass(frozen=True)
@@ -148,7 +132,8 @@ def numbers_of(values: Mapping[str, Any], metric: str) -> dict[str, float]:
     }
 
 
-OnRecord = Callable[["Lane", RoundRecord, Mapping[str, float]], None]
+Track = Callable[["Lane", RoundRecord, Mapping[str, float]], Progress]
+OnRound = Callable[[Progress], None]
 
 
 class Lane:
@@ -162,7 +147,8 @@ class Lane:
         engine: Engine,
         hostile: Mapping[int, Hostile],
         seed: int,
-        on_round: OnRecord,
+        track: Track,
+        on_round: OnRound,
     ) -> None:
         self.method = method
         self.engine = engine
@@ -171,6 +157,7 @@ class Lane:
         self._experiment = experiment
         self._store = store
         self._hostile = hostile
+        self._track = track
         self._on_round = on_round
         self._lane = store.open_lane(method.name, seed)
         self._keeps_best = experiment.keep == "best" and method.control != "alone"
@@ -278,14 +265,13 @@ class Lane:
             self._lane, record, problem, self._hostile, done.seconds, done.loss
         )
         self.state = done
-        every = self._experiment.keep_every
-        if every and record.round_num % every == 0:
-            self._store.keep_model(self._lane, done.server)
         # Before the checkpoint: then a killed run leaves no gap in the trackers' curves
-        self._on_round(self, record, numbers_of(values, problem.metric))
+        progress = self._track(self, record, numbers_of(values, problem.metric))
         waited = time.monotonic() - self._saved_at
         if self.is_secret or waited >= self._experiment.checkpoint_seconds:
             self._save()
+        # After it: with checkpoint_seconds = 0, no round that was told of is run again
+        self._on_round(progress)
 
     def _save(self) -> None:
         state = self.state

@@ -60,8 +60,8 @@ def origin_of(experiment: Experiment, data: Mapping[int, FederatedData]) -> Orig
     found: Origin = {f"data (seed {seed})": one.fingerprints() for seed, one in data.items()}
     for name in experiment.plugins:
         found[f"code in the plugin {name}"] = _digest(*_files_of(name))
-    for name, function in experiment.functions.items():
-        found[f"code or values of the {name}"] = code_of(experiment.given.get(name, function))
+    for name, (_, made) in experiment.given.items():
+        found[f"code or values of the {name}"] = code_of(made.given)
     if experiment.initial_model:
         found["initial model"] = _digest(Path(experiment.initial_model).read_bytes())
     own = experiment.own_model
@@ -116,10 +116,10 @@ def record_origin(
     if changes:
         change = Change(current_minute(), store.rounds_done(), list(changes))
         facts["changes"] = [*(store.fact("changes") or ()), change]
-    if experiment.functions:
+    if experiment.given:
         # Code that is run as a text may have no name of a module.
-        given = {name: one.__module__ or "text" for name, one in experiment.functions.items()}
-        facts["functions"] = given
+        given = experiment.given.items()
+        facts["functions"] = {name: made.source.__module__ or "text" for name, (_, made) in given}
     store.set_facts(facts)
     if experiment.initial_model:
         name = Path(experiment.initial_model).name

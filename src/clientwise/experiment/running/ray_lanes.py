@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +21,7 @@ from ...core.method import Method, Plan
 from ...core.types import ServerState
 from ...data.federated import FederatedData
 from ...engine.device import pick_device
+from ...engine.executor import DeviceExecutor
 from ...engine.local import LocalEngine
 from ...engine.shards import ShardedEngine, Shards, Slot, answers
 from ...engine.wrapping import EmbeddedEngine
@@ -41,13 +42,13 @@ class Remote:
         self, config: Mapping[str, Any], own_data: FederatedData | None, method: str, seed: int
     ) -> None:
         self._given = config, own_data, method, seed
-        self._built: tuple[Method, Plan, EmbeddedEngine, bool] | None = None
+
+    @cached_property  # not made before: Ray would report an error of the constructor as the death of the actor
+    def _built(self) -> tuple[Method, Plan, EmbeddedEngine, bool]:
+        return _build(*self._given)
 
     def next_round(self, state: ServerState, engine_state: Mapping[str, Tensor]) -> LaneState:
         """Run a round from the state that the driver has of this lane."""
-        # Not before: Ray would report an error of the constructor as the death of the actor
-        if self._built is None:
-            self._built = _build(*self._given)
         method, plan, engine, watched = self._built
         engine.load_state(engine_state)
         return compute_round(state, method, plan, engine, watched=watched)
@@ -60,16 +61,18 @@ def _build(
     experiment = load_experiment(config)
     samples = own_data.samples if own_data else load_samples(experiment)
     data, hostile = build_data(experiment, samples, seed, own_data)
-    executor = build_executor(experiment, data.samples, pick_device(experiment.device))
-    method = _method(experiment, name, data)
+    executor, method = _executor_and_method(experiment, name, data)
     engine = build_engine(experiment, data, hostile, seed, executor, method)
     plan = build_plan(experiment, data.num_clients, seed, method.control)
     return method, plan, engine, is_watched(experiment)
 
 
-def _method(experiment: Experiment, name: str, data: FederatedData) -> Method:
+def _executor_and_method(
+    experiment: Experiment, name: str, data: FederatedData
+) -> tuple[DeviceExecutor, Method]:
+    executor = build_executor(experiment, data.samples, pick_device(experiment.device))
     (method,) = (one for one in experiment.build_methods() if one.name == name)
-    return method.for_clients(data.names)
+    return executor, method.for_clients(data.names)
 
 
 def run_on_ray(
@@ -88,8 +91,9 @@ def run_on_ray(
     def ask(lane: Lane, remote: Any) -> None:
         if lane.is_done:
             ray.kill(remote)  # frees its cores for a lane that waits
-            return
-        pending[remote.next_round.remote(lane.state.server, lane.state.engine)] = lane, remote
+        else:
+            coming = remote.next_round.remote(lane.state.server, lane.state.engine)
+            pending[coming] = lane, remote
 
     with begun(lanes):
         for lane in lanes:
@@ -103,11 +107,6 @@ def run_on_ray(
 
 
 # Shards -----------------------------------------------------------------------------------------------
-
-
-def can_be_sharded(method: Method) -> bool:
-    """Whether a round has several clients: a control with all samples in one place has one."""
-    return method.control in (None, "alone")
 
 
 @contextmanager
@@ -128,8 +127,7 @@ def _build_shard(
 ) -> tuple[LocalEngine, Method, Plan]:
     """What trains the clients of a shard, made in its own process."""
     experiment = load_experiment({**config, "workers": cores})
-    executor = build_executor(experiment, data.samples, pick_device(experiment.device))
-    method = _method(experiment, name, data)
+    executor, method = _executor_and_method(experiment, name, data)
     engine = build_honest(experiment, data, seed, executor, method)
     return engine, method, build_plan(experiment, data.num_clients, seed)
 

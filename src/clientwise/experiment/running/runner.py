@@ -31,8 +31,9 @@ from ..build.engine import build_engine, build_executor, lanes_that_fit
 from ..checks.against_data import validate
 from ..checks.describe import count_steps, doubts
 from ..config.schema import Experiment
+from ..trackers import Progress, Trackers
 from .about import about_method, about_model, about_run, reports_on_clients
-from .lanes import Lane, Progress, run_lanes
+from .lanes import Lane, OnRound, run_lanes
 from .origin import (
     compare_origin,
     machine_facts,
@@ -42,25 +43,22 @@ from .origin import (
     versions,
     with_initial_parameters,
 )
-from .ray_lanes import can_be_sharded, connected_to_ray, run_on_ray, sharded
+from .ray_lanes import connected_to_ray, run_on_ray, sharded
 from .resume import (
     FACT,
-    changed_keys,
     claim,
     config_so_far,
     extended,
-    member_changes,
+    has_changed,
     new_folder,
     refuse_other_config,
 )
-from .tracking import Trackers
 
 log = logging.getLogger("clientwise")
 # Makes the engine of a lane from the embedded one and its seed.
 Connect = Callable[[EmbeddedEngine, int], Engine]
 # A context, since what reaches the clients may have to be started.
 EngineFactory = AbstractContextManager[Connect]
-OnRound = Callable[[Progress], None]
 Pair = tuple[int, Method]  # a seed and a method: a lane that is to be run
 Built = Mapping[int, tuple[FederatedData, dict[int, Hostile]]]  # by seed
 
@@ -106,7 +104,7 @@ def run(
             data = replace(data, samples=scored(experiment, data.samples))
             experiment = experiment.for_data(data.weigh)
         samples = validate(experiment, data)
-        trackers = Trackers(experiment)
+        trackers = Trackers(experiment.trackers, experiment.to_dict(), experiment.source)
         if not resume:
             with _writable(Path("runs")):
                 folder = new_folder(experiment.name) if out is None else Path(out)
@@ -126,11 +124,12 @@ def run(
             stack.callback(store.close)
             _record_config(store, experiment, before)
             if before:
-                changes = [*member_changes(before, experiment), *changes]
+                joined = experiment.flower.clients[len(before.flower.clients) :]
+                changes = [*(f"{name} joined" for name in joined), *changes]
             record_origin(store, experiment, origin, changes)
             stack.callback(trackers.close)
-            hooks: list[OnRound] = [trackers] if on_round is None else [trackers, on_round]
-            session = _Session(experiment, store, built, connect, hooks)
+            tell = on_round or (lambda progress: None)
+            session = _Session(experiment, store, built, connect, trackers, tell)
             steps = count_steps(experiment, federated.values())
             for remark in [*session.begin(data, steps), *resumed]:
                 on_warning(remark)
@@ -175,7 +174,7 @@ def _record_config(store: Store, experiment: Experiment, before: Experiment | No
     The file is written first: after a crash between the two it has only what may be added.
     """
     recorded = before or experiment
-    if before is None or changed_keys(before.to_dict(), experiment.to_dict()):
+    if before is None or has_changed(before, experiment):
         recorded = experiment
         write_atomically(store.folder / CONFIG, experiment.to_toml().encode())
     methods = [about_method(one).plain() for one in recorded.methods]
@@ -204,12 +203,14 @@ class _Session:
         store: Store,
         built: Built,
         connect: Connect | None,
-        hooks: Sequence[OnRound],
+        trackers: Trackers,
+        on_round: OnRound,
     ) -> None:
         self._experiment = experiment
         self._store = store
         self._connect = connect
-        self._hooks = hooks
+        self._trackers = trackers
+        self._on_round = on_round
         self._methods = experiment.build_methods()
         self._pairs = [(seed, method) for seed in experiment.seeds for method in self._methods]
         device = pick_device(experiment.device)
@@ -311,7 +312,8 @@ class _Session:
         where = slots(on_gpu=self._first.executor.device.type == "cuda")
         in_shards: list[Pair] = []
         if len(todo) < sum(slot.cores for slot in where):
-            in_shards = [pair for pair in todo if can_be_sharded(pair[1])]
+            # A round of another control has one client
+            in_shards = [pair for pair in todo if pair[1].control in (None, "alone")]
         whole = [pair for pair in todo if pair not in in_shards]
         for seed, method in todo:
             # Reports list the methods in the order of their lanes, and compare with the first.
@@ -346,7 +348,8 @@ class _Session:
             engine,
             own.hostile,
             seed,
-            self._tell,
+            self._track,
+            self._on_round,
         )
         done = lane.state.server.round_num
         self._done += done
@@ -354,7 +357,8 @@ class _Session:
             self._total -= lane.rounds - done
         return lane
 
-    def _tell(self, lane: Lane, record: RoundRecord, values: Mapping[str, float]) -> None:
+    def _track(self, lane: Lane, record: RoundRecord, values: Mapping[str, float]) -> Progress:
+        """Count a round and tell the trackers of it."""
         self._done += 1
         if lane.is_done:  # perhaps early, by its loss or its privacy budget
             self._total -= lane.rounds - record.round_num
@@ -370,5 +374,5 @@ class _Session:
             folder=self._store.folder,
             values=values,
         )
-        for hook in self._hooks:
-            hook(step)
+        self._trackers(step)
+        return step

@@ -108,7 +108,7 @@ def answer(
         engine_of: returns the engine that holds the client's data.
         gate: a site's rules for requests and answers; None: all are answered exactly.
     """
-    request, models, kept = read_request(content)
+    request, models = read_request(content)
     permit = gate.admit(request, models) if gate else None
     engine = engine_of(request)
     _refuse_other_weights(request, engine)
@@ -121,11 +121,10 @@ def answer(
         return write_evaluation(released(engine.evaluate([client], models)))
     if permit:
         engine.noise_key = permit.noise_key
-        kept = None  # is for simulated hostile clients alone
-    engine.load_state({} if kept is None else {str(client): kept})
+    engine.load_state({})  # of the message before: nodes keep nothing
     trained = engine.train([client], models.to(engine.device), request.task)
     (updates,) = (one for one in trained if one.client_ids)
-    return write_update(released(updates), engine.state().get(str(client)))
+    return write_update(released(updates))
 
 
 def _refuse_other_weights(request: Request, engine: EmbeddedEngine) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -53,9 +53,9 @@ class _Asked:
         A late update is how far its client moved, added to the present model [d].
         """
         age = float(round_num - self.round_num)
-        if age and update.models.shape[1] == len(model):  # another size is refused in any case
-            moved = update.models.to(model) - self.model
-            update = replace(update, models=model + moved)
+        if update.models.shape[1] == len(model) and update.models.is_floating_point():
+            sent = update.models.to(model)  # others are refused in any case
+            update = replace(update, models=model + (sent - self.model) if age else sent)
         seconds = torch.tensor([time.monotonic() - self.at], dtype=torch.float64)
         return replace(update, seconds=seconds, ages=torch.tensor([age], dtype=torch.float64))
 
@@ -68,8 +68,6 @@ class FlowerEngine(WrappingEngine):
         grid: Flower's connection to the nodes.
         connected: returns the node of every connected client.
         settings: the config's `[flower]` table.
-        keepers: simulated hostile clients that train a model of their own. Nodes keep nothing
-            between messages, so the server keeps that model for them.
         is_deployment: compare what clients say about their data with what they said first.
         awaits_all: wait for every client to connect, and then as long for its reply. Under differential
             privacy, no client may decide whether another one is asked.
@@ -82,7 +80,6 @@ class FlowerEngine(WrappingEngine):
         connected: Connected,
         *,
         settings: FlowerSettings,
-        keepers: Collection[int] = (),
         is_deployment: bool = False,
         awaits_all: bool = False,
     ) -> None:
@@ -95,8 +92,6 @@ class FlowerEngine(WrappingEngine):
         self._began = time.monotonic()
         self._asked: dict[int, _Asked] = {}  # clients that have not replied yet
         self._waiting: dict[str, int] = {}  # the same clients, by the ids of their messages
-        self._keepers = keepers
-        self._kept: dict[int, Tensor] = {}  # the keepers' models
         self._round = 0  # the present one; nodes count what a round asks for
         # Of every first evaluation
         self._test_sizes = torch.full((local.num_clients,), NO_TEST_SET)
@@ -134,7 +129,7 @@ class FlowerEngine(WrappingEngine):
                     held.append(asked.now(update, model, task.round_num))
                     arrived += 1
             if arrived >= needed:
-                yield from _as_chunks(held, model)
+                yield from _as_chunks(held)
                 held.clear()
         if not pace.keeps_late:
             reason = LATE if arrived >= enough else NO_ANSWER
@@ -205,13 +200,12 @@ class FlowerEngine(WrappingEngine):
         """See `core.engine.Engine`. Nothing to do: the nodes hold the data."""
 
     def state(self) -> dict[str, Tensor]:
-        """The keepers' models, the sizes of the test sets, the clients' claims, and the time.
+        """The sizes of the test sets, the clients' claims, and the time.
 
         Not the clients at work: their replies to this process are lost with it, and a resumed run
         asks again.
         """
-        state = {str(client): model for client, model in self._kept.items()}
-        state["test_sizes"] = self._test_sizes.clone()
+        state = {"test_sizes": self._test_sizes.clone()}
         for (client, name), value in (self._claims.first if self._claims else {}).items():
             state[f"{CLAIMS}{client} {name}"] = torch.tensor(value, dtype=torch.float64)
         if self.clock:
@@ -222,7 +216,6 @@ class FlowerEngine(WrappingEngine):
         """Continue from what `state` returned."""
         known = state.get("test_sizes", self._test_sizes).cpu()
         self._test_sizes[: len(known)] = known  # clients that joined since have none yet
-        self._kept = {int(key): model for key, model in state.items() if key.isdigit()}
         for key, value in state.items():
             if self._claims and key.startswith(CLAIMS):
                 client, name = key.removeprefix(CLAIMS).split(" ", 1)
@@ -241,10 +234,7 @@ class FlowerEngine(WrappingEngine):
     ) -> list[Refusal]:
         """Send the requests of a round; the clients whose request was not accepted."""
         packed = pack(model)
-        requests = {}
-        for client in nodes:
-            request = self._request(client, task)
-            requests[client] = write_request(request, packed, self._kept.get(client))
+        requests = {client: write_request(self._request(client, task), packed) for client in nodes}
         waiting, not_taken = self._push("train", requests, nodes, patience)
         asked = _Asked(task.round_num, model, time.monotonic())
         self._asked |= dict.fromkeys(waiting.values(), asked)
@@ -265,23 +255,17 @@ class FlowerEngine(WrappingEngine):
         return found
 
     def _read_update(self, client: int, content: Content, task: Task) -> Updates | Refusal:
-        def read(content: RecordDict) -> tuple[Updates, Tensor | None]:
-            update, kept = read_update(client, content, task.criteria)
+        def read(content: RecordDict) -> Updates:
+            update = read_update(client, content, task.criteria)
             if self._claims:
                 for part in task.criteria:
                     if is_fixed(part) and part.called in update.measurements:
                         claimed = float(update.measurements[part.called])
                         self._claims.compare(client, part.called, claimed)
                         self._claims.remember(client, part.called, claimed)
-            return update, kept
+            return update
 
-        found = read_reply(client, content, read)
-        if isinstance(found, Refusal):
-            return found
-        update, kept = found
-        if kept is not None and client in self._keepers:
-            self._kept[client] = kept
-        return update
+        return read_reply(client, content, read)
 
     def _read_evaluation(self, client: int, num_candidates: int, content: RecordDict) -> Evaluation:
         """A client's evaluation.
@@ -297,21 +281,10 @@ class FlowerEngine(WrappingEngine):
         return one
 
 
-def _as_chunks(updates: Sequence[Updates], model: Tensor) -> Iterator[Updates]:
-    """Updates of the right shape with the usual measurements as one chunk.
-
-    The others are yielded one by one, for the guard to refuse.
-    """
-    names = [tuple(sorted(update.measurements)) for update in updates]
-    usual = max(names, key=names.count, default=())
-    alike = []
-    others = []
-    for update, measured in zip(updates, names, strict=True):
-        right_shape = update.models.shape[1] == len(model) and update.models.is_floating_point()
-        if right_shape and measured == usual:
-            alike.append(replace(update, models=update.models.to(model)))
-        else:
-            others.append(update)
-    if alike:
-        yield Updates.joined(alike)
-    yield from others
+def _as_chunks(updates: Sequence[Updates]) -> Iterator[Updates]:
+    """Updates whose models and measurements have one form as one chunk; the guard refuses wrong forms."""
+    chunks: dict[object, list[Updates]] = {}
+    for update in updates:
+        form = update.models.shape, update.models.dtype, frozenset(update.measurements)
+        chunks.setdefault(form, []).append(update)
+    yield from map(Updates.joined, chunks.values())

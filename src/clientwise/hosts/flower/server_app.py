@@ -17,11 +17,11 @@ from flwr.serverapp import Grid, ServerApp
 
 from ...engine.wrapping import EmbeddedEngine
 from ...errors import ClientwiseError, needing
-from ...experiment.build.data import choose_hostile, count_clients
+from ...experiment.build.data import count_clients
 from ...experiment.config.schema import Experiment
 from ...experiment.load import load_experiment
-from ...experiment.running.lanes import Progress
 from ...experiment.running.runner import Connect, run
+from ...experiment.trackers import Progress
 from ...registry import suggest
 from .client_app import client_app
 from .data import Config, server_side
@@ -95,11 +95,8 @@ def _log_round(experiment: Experiment, progress: Progress) -> None:
     where = (
         f"{progress.method}, seed {progress.seed}, round {record.round_num} of {progress.rounds}"
     )
-    quality = ""
-    if record.report:
-        quality = f", on the server's samples {float(record.report.overall()[0]):.4f}"
-    elif record.local:
-        quality = f", on the clients' samples {float(record.local.overall()[0]):.4f}"
+    shown = record.report or record.local
+    quality = f", metric {float(shown.overall()[0]):.4f}" if shown else ""
     log.info("%s: %d clients weighed%s", where, len(record.client_ids), quality)
     names = dict(enumerate(experiment.flower.clients))
     missing = record.local.missing if record.local else ()
@@ -115,13 +112,11 @@ def connector(
     """A function that replaces a lane's local engine by one that uses the grid; see `FlowerEngine`."""
 
     def connect(local: EmbeddedEngine, seed: int) -> FlowerEngine:
-        hostile = choose_hostile(experiment, local.num_clients, seed, local.data.names)
         return FlowerEngine(
             local,
             grid,
             connected,
             settings=experiment.flower,
-            keepers=[client for client, one in hostile.items() if one.ignore_global],
             is_deployment=is_deployment,
             awaits_all=any(method.noises_mean for method in experiment.build_methods()),
         )

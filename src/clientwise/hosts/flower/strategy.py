@@ -30,7 +30,7 @@ from ...core.criteria import ClientFacts, measure_clients
 from ...core.weights.scores import Score
 from ...errors import plain
 from ...registry import Part
-from ..aggregator import MAX_CLIENTS, MAX_REASON, SIZE, Aggregate, Aggregator, AggregatorOptions
+from ..aggregator import MAX_REASON, SIZE, Aggregate, Aggregator, AggregatorOptions
 from ..values import Metric, keep_common, number_in
 from .wire import MOST_TEST_SAMPLES
 
@@ -359,7 +359,6 @@ class MethodStrategy(Weighted):
         model: the network whose state the arrays are.
         samples: (inputs, targets) that the server holds: it weighs by them and fine-tunes on them.
         method: a name of `clientwise list methods`, or a table as in TOML with `name` and `like`.
-        max_nodes: nodes that may take part; evidence keeps three numbers for each.
         options: `num_classes`, `learning_rate`, `seed`, `folder`, `keep_best` and `weights` of
             `cw.Aggregator`.
 
@@ -375,15 +374,12 @@ class MethodStrategy(Weighted):
         model: nn.Module,
         samples: tuple[Any, Any],
         method: str | Mapping[str, Any] = "Recommended",
-        max_nodes: int = MAX_CLIENTS,
         **options: Unpack[AggregatorOptions],
     ) -> None:
         if type(strategy).aggregate_train is not FedAvg.aggregate_train:
             kind = type(strategy).__name__
             raise TypeError(f"{kind} takes a server step of its own: use FedAvg or FedProx")
-        aggregator = Aggregator(
-            method, model=model, weigh=samples, max_clients=max_nodes, **options
-        )
+        aggregator = Aggregator(method, model=model, weigh=samples, **options)
         self._set_up(strategy, aggregator)
 
     def _values(self, metrics: Mapping[str, Metric]) -> Mapping[str, Metric]:

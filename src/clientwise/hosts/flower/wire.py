@@ -7,8 +7,7 @@ client -> server
     trained:  the model [d], training loss, seconds, one number per requested criterion
     judged:   number of test samples; metric, loss and counts (confusion, sums, pairs) per candidate
 
-There is no pickle. Nodes keep no model between messages. A simulated hostile client that trains a
-model of its own gets it from the server and sends it back.
+There is no pickle. Nodes keep no model between messages.
 """
 
 from __future__ import annotations
@@ -34,27 +33,23 @@ from ..protocols import VERSION, Refused, Request
 ARRAYS = "arrays"
 REQUEST = "request"
 NUMBERS = "numbers"
-KEPT = "kept"
 CRITERION = "criterion."  # prefix of a criterion's name among the numbers
 LARGEST_COUNT = 1e300
 MOST_TEST_SAMPLES = 1_000_000  # evaluations on more are refused
 Numbers = Mapping[str, float | int | Sequence[float] | Sequence[int]]
 
 
-def write_request(request: Request, models: ArrayRecord, kept: Tensor | None = None) -> RecordDict:
+def write_request(request: Request, models: ArrayRecord) -> RecordDict:
     """A message to a client. `models` comes from `pack`, so that all clients share one array."""
     plain = asdict(replace(request, task=None))
     if request.task is not None:
         plain["task"] = request.task.plain()
     asked = ConfigRecord({"json": json.dumps(plain)})
-    content = RecordDict({ARRAYS: models, REQUEST: asked})
-    if kept is not None:
-        content[KEPT] = pack(kept)
-    return content
+    return RecordDict({ARRAYS: models, REQUEST: asked})
 
 
-def read_request(content: RecordDict) -> tuple[Request, Tensor, Tensor | None]:
-    """The request, the models, and a simulated hostile client's own model."""
+def read_request(content: RecordDict) -> tuple[Request, Tensor]:
+    """The request and the models."""
     plain = json.loads(str(content.config_records[REQUEST]["json"]))
     if plain["version"] != VERSION:
         raise Refused(
@@ -68,28 +63,20 @@ def read_request(content: RecordDict) -> tuple[Request, Tensor, Tensor | None]:
         noise = task["noise"]
         task["noise"] = LocalNoise(**noise) if noise else None
         task = Task(**task)
-    kept = unpack(content.array_records[KEPT]) if KEPT in content.array_records else None
-    return Request(task=task, **plain), unpack(content.array_records[ARRAYS]), kept
+    return Request(task=task, **plain), unpack(content.array_records[ARRAYS])
 
 
-def write_update(updates: Updates, kept: Tensor | None) -> RecordDict:
+def write_update(updates: Updates) -> RecordDict:
     """A trained model and what the client measured."""
     numbers = MetricRecord()
     numbers["training_loss"] = float(updates.training_loss[0])
     numbers["seconds"] = float(updates.seconds[0])
     for name, values in updates.measurements.items():
         numbers[CRITERION + name] = float(values[0])
-    content = RecordDict()
-    content[ARRAYS] = pack(updates.models[0])
-    content[NUMBERS] = numbers
-    if kept is not None:
-        content[KEPT] = pack(kept)
-    return content
+    return RecordDict({ARRAYS: pack(updates.models[0]), NUMBERS: numbers})
 
 
-def read_update(
-    client: int, content: RecordDict, criteria: Sequence[Part]
-) -> tuple[Updates, Tensor | None]:
+def read_update(client: int, content: RecordDict, criteria: Sequence[Part]) -> Updates:
     """One client's update, unchecked: the round's guard checks it.
 
     Only the `criteria` that were asked for are read.
@@ -100,10 +87,9 @@ def read_update(
         if CRITERION + part.called in numbers:  # the guard refuses an update that lacks one
             measured[part.called] = _number(numbers, CRITERION + part.called)
     model = unpack(content.array_records[ARRAYS]).reshape(1, -1)
-    kept = unpack(content.array_records[KEPT]) if KEPT in content.array_records else None
     loss = _number(numbers, "training_loss")
     seconds = _number(numbers, "seconds")
-    return Updates((client,), model, measured, loss, seconds), kept
+    return Updates((client,), model, measured, loss, seconds)
 
 
 def write_evaluation(evaluation: Evaluation) -> RecordDict:

@@ -1,4 +1,4 @@
-"""Models that a run keeps along the way, and runs that begin with a model of another."""
+"""Runs that begin with a model of another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 import clientwise as cw
 from clientwise.cli import app
 from clientwise.errors import ConfigError, RunError
-from clientwise.record.run import RunFolder
 
 pytestmark = pytest.mark.bits
 
@@ -23,7 +22,6 @@ pytestmark = pytest.mark.bits
 def config(tiny: dict[str, Any]) -> dict[str, Any]:
     return tiny | {
         "rounds": 5,
-        "keep_every": 2,
         "checkpoint_seconds": 0.0,
         "methods": [{"name": "FedAvg"}],
     }
@@ -33,53 +31,16 @@ def metrics(run: cw.Run) -> pandas.Series[float]:
     return run.frame("rounds").set_index("round")["metric"]
 
 
-def tensors(run: cw.Run, after: Any = None) -> dict[str, bytes]:
-    return {
-        name: tensor.numpy().tobytes()
-        for name, tensor in RunFolder(run.folder).trained("FedAvg", 1, after)[1].items()
-    }
-
-
-@pytest.mark.parametrize("seconds", [0.0, 1000.0])
-def test_every_so_many_rounds_are_kept(
-    config: dict[str, Any], tmp_path: Path, seconds: float
-) -> None:
-    run = cw.run(config | {"checkpoint_seconds": seconds}, tmp_path / "run")
-    short = cw.run(config | {"rounds": 2, "keep_every": 0}, tmp_path / "short")
-    assert tensors(run, 2) == tensors(short) != tensors(run, 4)
-    assert tensors(short, 2) == tensors(short)  # the last one is kept in any case
-    with pytest.raises(RunError, match="has no model of round 1; kept before the last: none"):
-        RunFolder(short.folder).trained("FedAvg", 1, 1)
-    with pytest.raises(RunError, match="has no model of round 3; kept before the last: 2, 4"):
-        RunFolder(run.folder).trained("FedAvg", 1, 3)
-
-
-def test_what_was_kept_after_the_checkpoint_is_run_again(
-    config: dict[str, Any], tmp_path: Path
-) -> None:
-    """As after a power cut: the last checkpoint is of round 1, the database and the models know more."""
-    whole = cw.run(config | {"rounds": 6}, tmp_path / "whole")
-    folder = cw.run(config | {"rounds": 1}, tmp_path / "run").folder
-    early = (folder / "checkpoints" / "lane-1.safetensors").read_bytes()
-    cw.run(config, folder, resume=True)
-    (folder / "checkpoints" / "lane-1.safetensors").write_bytes(early)
-    (folder / "checkpoints" / "lane-1-round-4.safetensors").write_bytes(b"half of it")
-    run = cw.Run(cw.run(config | {"rounds": 6}, folder, resume=True))
-    assert tensors(run, 4) == tensors(cw.Run(whole), 4)
-
-
 def test_a_run_begins_with_the_model_of_another(config: dict[str, Any], tmp_path: Path) -> None:
     first = cw.run(config, tmp_path / "first")
-    told = CliRunner().invoke(
-        app, ["export", str(first.folder), "--round", "4", "--out", str(tmp_path)]
-    )
+    told = CliRunner().invoke(app, ["export", str(first.folder), "--out", str(tmp_path)])
     assert told.exit_code == 0, told.output
     (file,) = tmp_path.glob("*.safetensors")
-    assert file.name == "FedAvg-seed1-round4.safetensors"
+    assert file.name == "FedAvg-seed1.safetensors"
 
     still = config | {"rounds": 1, "initial_model": str(file), "training": {"learning_rate": 1e-30}}
     second = cw.Run(cw.run(still, tmp_path / "second"))
-    assert metrics(second)[1] == metrics(first)[4]
+    assert metrics(second)[1] == metrics(first)[5]
     assert second.facts.initial_model.startswith(f"{file.name} (fingerprint ")
 
     # It goes on with the same, wherever that lies by then, and with no other.

@@ -1,0 +1,314 @@
+"""Backdoors: common patterns that turn inputs of many classes into one are searched for, attributed and unlearned.
+
+A model with a backdoor predicts the attacker's class where an input carries the attacker's trigger. Such a class
+needs a smaller common change of the inputs than others do (Neural Cleanse, Wang et al., 2019).
+
+- `scan` searches the smallest such pattern of every class, in the model before the round.
+- `Suspicion` compares its norm with that in a model of the server's own samples. A class whose pattern is too small is
+  suspect.
+- `watch` compares the clients' models: those that put a suspect pattern back react to it more than others.
+- `unlearned` trains models to predict the true classes in spite of the patterns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from ..types import Gathered, LocalTraining, Scanned, ServerNetwork
+
+# The scan
+TURNED = 0.7  # share of the inputs of other classes that a pattern has to turn
+INPUTS = 128  # held-out inputs that are scanned, at most
+AT_ONCE = 2048  # changed inputs in one pass
+FIRST_STEPS = 120  # of the scan of the server's own model
+STEPS = 12  # of a scan of a round, which goes on from the patterns of the last one
+GROW = 1.05  # factor of a norm in one step, while the pattern turns too few inputs
+SHRINK = 0.93  # the same, while it turns enough
+MOVE = 0.3  # of the norm, in one step
+FIRST_NORM = 0.3  # of the median norm of the inputs
+RANGE = 5  # how much smaller or larger than usual a pattern can become, as a factor
+SURE = -0.1  # log-probability above which an input needs no further change
+OWN_EPOCHS = 60  # of the server's own model
+
+# Suspicion
+SMALL = 0.75  # a norm below this share of what is usual speaks against a class
+ENOUGH = 0.5  # sum over the rounds of how far its logarithm is below, with which a class is suspect
+FADES = 0.9  # suspicion that is not renewed, from round to round
+ENDS = 0.2  # suspicion below this ends
+
+# Attribution, and unlearning
+SPREAD = 0.04  # least standard deviation of the clients' reactions, in units of their median
+HEIGHT = 1.5  # evidence of one standard deviation of the reactions
+WIDER = 1.5  # patterns that are unlearned, in units of those that made a class suspect
+SHARE = 0.3  # of the loss with the patterns, where they are unlearned
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """For every class, a common change of all inputs that turns most of them into it."""
+
+    values: Tensor  # [C, ...]
+    norms: Tensor  # [C]
+    turned: Tensor  # [C] share of the inputs of other classes that they turn
+
+    @staticmethod
+    def first(network: ServerNetwork) -> Patterns:
+        """Random patterns, the same in every run."""
+        inputs = network.inputs
+        shape = (network.num_classes, *inputs.shape[1:])
+        values = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(inputs.device)
+        norms = (FIRST_NORM * inputs.flatten(1).norm(dim=1).median()).repeat(len(values))
+        return Patterns(scaled(values, norms), norms, torch.zeros_like(norms))
+
+
+def scaled(values: Tensor, norms: Tensor) -> Tensor:
+    """Values [C, ...] with these norms [C].
+
+    >>> scaled(torch.tensor([[3.0, 4.0]]), torch.tensor([10.0]))
+    tensor([[6., 8.]])
+    """
+    before = values.flatten(1).norm(dim=1).clamp(min=1e-12)
+    return values * over(norms / before, values)
+
+
+def over(each: Tensor, values: Tensor) -> Tensor:
+    """A number of each class [C], in the shape that multiplies values [C, ...]."""
+    return each.view(-1, *(1,) * (values.dim() - 1))
+
+
+def scan(
+    network: ServerNetwork,
+    model: Tensor,
+    start: Patterns,
+    steps: int,
+    usual: Tensor | None = None,
+) -> Patterns:
+    """The smallest pattern of each class, from those of an earlier scan.
+
+    Each step moves a pattern up the mean log-probability of its class over the inputs of other classes. Its norm
+    shrinks while it turns 70% of them, and grows otherwise.
+
+    Args:
+        network: the network and the server's samples.
+        model: [d].
+        start: where to begin.
+        steps: how many.
+        usual: norms [C]; others stay within a factor of five.
+    """
+    values = start.values
+    norms = start.norms
+    turned = start.turned
+    for _ in range(steps):
+        directions, turned = _directions(network, model, values)
+        norms = torch.where(turned > TURNED, SHRINK * norms, GROW * norms)
+        if usual is not None:
+            norms = norms.clamp(usual / RANGE, usual * RANGE)
+        values = scaled(values + MOVE * scaled(directions, norms), norms)
+    return Patterns(values, norms, turned)
+
+
+def _directions(network: ServerNetwork, model: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each pattern turns more inputs [C, ...], and the share that it turns now [C]."""
+    inputs = network.inputs[:INPUTS]
+    targets = network.targets[:INPUTS]
+    directions = torch.zeros_like(values)
+    turned = values.new_zeros(len(values))
+    classes = torch.arange(len(values), device=values.device)
+    for some in torch.split(classes, max(1, AT_ONCE // INPUTS)):
+        others = (targets != some[:, None]).float()  # [c, N]
+        others /= others.sum(1, keepdim=True).clamp(min=1)
+        patterns = values[some].requires_grad_(True)
+        rows = torch.arange(len(some), device=values.device)
+        with torch.enable_grad():
+            changed = (inputs + patterns[:, None]).flatten(0, 1)
+            outputs = network.outputs(model, changed).view(len(some), len(inputs), -1)
+            wanted = outputs.log_softmax(-1)[rows, :, some]  # [c, N]
+            loss = (wanted.clamp(max=SURE) * others).sum()
+            (directions[some],) = torch.autograd.grad(loss, patterns)
+        turned[some] = ((outputs.argmax(-1) == some[:, None]) * others).sum(1)
+    return directions, turned
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """Which classes react to a common pattern, as the evidence keeps it between rounds."""
+
+    values: Tensor  # [C, ...] the patterns of the last scan
+    norms: Tensor  # [C]
+    turned: Tensor  # [C]
+    natural: Tensor  # [C, ...] the patterns of a model of the server's own samples
+    usual: Tensor  # [C] their norms
+    found: Tensor  # [C, ...] the patterns that made a class suspect
+    against: Tensor  # [C] sum of what speaks against a class (Page's test)
+    strength: Tensor  # [C] 1 where a class is suspect, fading afterwards
+
+    @staticmethod
+    def begin(network: ServerNetwork, own: Tensor) -> Suspicion:
+        """From a model [d] of the server's own samples."""
+        first = scan(network, own, Patterns.first(network), FIRST_STEPS)
+        none = torch.zeros_like(first.norms)
+        return Suspicion(
+            **vars(first),
+            natural=first.values.clone(),
+            usual=first.norms.clone(),
+            found=first.values.clone(),
+            against=none,
+            strength=none.clone(),
+        )
+
+    def after(self, network: ServerNetwork, model: Tensor) -> Suspicion:
+        """After a scan of the model [d]."""
+        before = Patterns(self.values, self.norms, self.turned)
+        now = scan(network, model, before, STEPS, self.usual)
+        ratios = now.norms / self.usual
+        speaks = math.log(SMALL) - (ratios / _median_of_others(ratios)).log()
+        speaks[now.turned < TURNED / 2] = 0
+        against = (self.against + speaks).clamp(0, ENOUGH)
+        is_suspect = against >= ENOUGH
+        return replace(
+            self,
+            **vars(now),
+            found=torch.where(over(is_suspect, now.values), now.values, self.found),
+            against=against,
+            strength=torch.where(is_suspect, 1.0, FADES * self.strength),
+        )
+
+    @property
+    def classes(self) -> list[int]:
+        """Those that are suspect."""
+        suspects: list[int] = (self.strength > ENDS).nonzero().flatten().tolist()
+        return suspects
+
+    @torch.no_grad()
+    def reactions(self, network: ServerNetwork, gathered: Gathered, label: int) -> Tensor:
+        """How much more each client's model reacts to the pattern of a class than to a natural one [n].
+
+        The natural pattern is that of the server's own model, with the same norm. Clients with many samples of the
+        class react to both.
+        """
+        pattern = self.found[label]
+        natural = self.natural[label] * pattern.norm() / self.usual[label]
+        rows = (network.targets != label).nonzero().flatten()[:INPUTS]
+        inputs = network.inputs[rows]
+        targets = network.targets[rows, None]
+
+        def log_odds(model: Tensor, inputs: Tensor) -> Tensor:
+            """Of the class against the true one."""
+            outputs = network.outputs(model, inputs)
+            return (outputs[:, label] - outputs.gather(1, targets)[:, 0]).mean()
+
+        found = []
+        for update in gathered.updates:
+            model = gathered.global_model + update
+            plain = log_odds(model, inputs)
+            changes = [log_odds(model, inputs + one) - plain for one in (pattern, natural)]
+            found.append(torch.stack(changes))
+        to_pattern, to_natural = torch.stack(found).double().cpu().T
+        least = 0.1 * float(to_natural.median().abs()) + 1e-6
+        ratios: Tensor = to_pattern / to_natural.clamp(min=least)
+        return ratios
+
+
+def _median_of_others(ratios: Tensor) -> Tensor:
+    """For every class, the median over the other classes [C]."""
+    others = [torch.cat([ratios[:one], ratios[one + 1 :]]) for one in range(len(ratios))]
+    return torch.stack([rest.quantile(0.5) for rest in others])
+
+
+def outlying(values: Tensor) -> Tensor:
+    """How far values [n] exceed their median, in standard deviations of those below it.
+
+    >>> outlying(torch.tensor([1.0, 2.0, 3.0, 4.0, 50.0])).round(decimals=1)
+    tensor([-1.3000, -0.7000,  0.0000,  0.7000, 31.7000])
+    """
+    middle = values.median()
+    away = values - middle
+    deviation = -1.4826 * away[away <= 0].median()
+    return away / deviation.clamp(min=SPREAD * float(middle.abs()) + 1e-12)
+
+
+def watch(gathered: Gathered, memory: Mapping[str, Tensor]) -> Scanned:
+    """Scan the model before the round, and compare how the clients' models react to suspect patterns.
+
+    Args:
+        gathered: the round.
+        memory: what the evidence keeps between rounds.
+    """
+    network = gathered.network
+    if network is None:
+        return Scanned(notes=("no scan for backdoors: it needs classes and inputs of numbers",))
+    kept = {
+        one.name: memory[f"scan_{one.name}"].to(gathered.updates.device)
+        for one in fields(Suspicion)
+        if f"scan_{one.name}" in memory
+    }
+    if kept:
+        suspicion = Suspicion(**kept).after(network, gathered.global_model)
+    else:
+        training = replace(gathered.training, epochs=OWN_EPOCHS)
+        own = gathered.train_server(gathered.global_model, training)
+        suspicion = Suspicion.begin(network, own)
+    z = None
+    for label in suspicion.classes:
+        against = HEIGHT * outlying(suspicion.reactions(network, gathered, label))
+        z = against if z is None else torch.maximum(z, against)
+    norms = suspicion.found.flatten(1).norm(dim=1).tolist()
+    return Scanned(
+        z=z,
+        patterns=WIDER * suspicion.found[suspicion.classes] if suspicion.classes else None,
+        notes=tuple(
+            f"class {label} reacts to a common pattern of norm {norms[label]:.2g}, and in a model of the "
+            f"server's samples to one of {float(suspicion.usual[label]):.2g}: a backdoor is suspected"
+            for label in suspicion.classes
+        ),
+        memory={f"scan_{name}": values for name, values in vars(suspicion).items()},
+    )
+
+
+def unlearned(
+    network: ServerNetwork, models: Tensor, patterns: Tensor, training: LocalTraining, seed: int
+) -> Tensor:
+    """Models [c, d] trained on the server's samples, a share of the loss with one of the patterns [p, ...]."""
+    return torch.stack([_unlearned(network, one, patterns, training, seed) for one in models])
+
+
+def _unlearned(
+    network: ServerNetwork, model: Tensor, patterns: Tensor, training: LocalTraining, seed: int
+) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    count = len(network.inputs)
+    for _ in range(training.epochs):
+        order = torch.randperm(count, generator=random)
+        for batch in torch.split(order, training.batch_size or count):
+            drawn = torch.randint(len(patterns), (len(batch),), generator=random)
+            rows = batch.to(model.device)
+            inputs = network.inputs[rows]
+            targets = network.targets[rows]
+            changed = inputs + patterns[drawn.to(model.device)]
+            at = model.clone().requires_grad_(True)
+            with torch.enable_grad():
+                plain = cross_entropy(network.outputs(at, inputs), targets)
+                with_pattern = cross_entropy(network.outputs(at, changed), targets)
+                loss = (1 - SHARE) * plain + SHARE * with_pattern
+                (gradient,) = torch.autograd.grad(loss, at)
+            model = model - training.rate * gradient
+    return model
+
+
+@torch.no_grad()
+def loss_with(network: ServerNetwork, models: Tensor, patterns: Tensor) -> Tensor:
+    """The mean loss of models [c, d] on the server's samples with each of the patterns [c]."""
+    losses = []
+    for model in models:
+        each = [
+            cross_entropy(network.outputs(model, network.inputs + pattern), network.targets)
+            for pattern in patterns
+        ]
+        losses.append(torch.stack(each).mean())
+    return torch.stack(losses)
