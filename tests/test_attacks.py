@@ -355,7 +355,7 @@ def test_the_stamp_is_where_it_should_be(config: dict[str, Any]) -> None:
     )
     assert len(data.triggered.indices) == int((data.report.targets != 3).sum())
     assert torch.equal(data.train.indices, honest.data.train.indices)
-    assert data.fingerprints() != honest.data.fingerprints()
+    assert data.fingerprint() != honest.data.fingerprint()
 
 
 def test_a_backdoor_is_measured_and_reported(config: dict[str, Any], tmp_path: Path) -> None:

@@ -536,6 +536,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"model": nn.Linear(5, 3).apply(lambda one: nn.init.constant_(one.weight, torch.nan))},
         "model: its parameter weight has NaN or Inf before training",
     ),
+    "a client called as the server's samples": (
+        {"clients": {"north": GOOD, "held_out": GOOD}, "held_out": GOOD},
+        "clients: 'held_out' also names samples of the server: rename the client",
+    ),
     "a short keyword": ({"lr": 0.1}, "lr: unknown keyword; did you mean 'learning_rate'"),
     "a folder that is none": ({"out": True}, "out = True: must be the path of a folder"),
     "resumed without a folder": ({"resume": True}, "resume=True: out= must name the run folder"),

@@ -43,13 +43,13 @@ def deed() -> str:
 
 
 def dies(what: str) -> None:
-    """This process, if it is its turn: its machine loses power. The folder `deaths` has those so far, in order."""
-    deaths = json.loads(os.environ["HOSTILE"]).get("deaths", [])
-    done = len(list(DEATHS.iterdir())) if DEATHS.exists() else 0
-    if deaths[done : done + 1] == [what]:
-        DEATHS.mkdir(exist_ok=True)
-        (DEATHS / f"{done} {what}").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+    """This process, if it is the next of a series of deaths: its machine loses power."""
+    for series in json.loads(os.environ["HOSTILE"]).get("deaths", []):
+        left = [one for one in series if not (DEATHS / one).exists()]
+        if left[:1] == [what]:
+            DEATHS.mkdir(exist_ok=True)
+            (DEATHS / what).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def member() -> None:

@@ -143,7 +143,7 @@ class Processes:
     """
 
     def __init__(
-        self, federation: Federation, context: Any, label: str, plan: dict[str, str]
+        self, federation: Federation, context: Any, label: str, plan: dict[str, Any]
     ) -> None:
         self.federation = federation
         self.folder = federation.folder
@@ -373,7 +373,8 @@ class Processes:
         text = text.replace("/etc/nginx/clientwise", str(self.folder / "nginx"))
         paths = [f"{name}_temp_path {name};" for name in ("client_body", "proxy", "fastcgi")]
         paths += ["uwsgi_temp_path uwsgi;", "scgi_temp_path scgi;", "access_log access.log;"]
-        head = "daemon off; pid nginx.pid; error_log error.log; events {}"
+        # One process, which leaves no workers behind when it is killed
+        head = "daemon off; master_process off; pid nginx.pid; error_log error.log; events {}"
         (self.folder / "nginx.conf").write_text(f"{head}\nhttp {{ {' '.join(paths)} {text} }}\n")
         within = ["ip", "netns", "exec", self._network.names["coordinator"]]
         command = f"nginx -p {self.folder} -e error.log -c nginx.conf"

@@ -2135,6 +2135,33 @@ def _(world: World) -> None:
 
 
 @attack(
+    "R25",
+    "keeps two records, and shows each to other members",
+    f"{SUCCEEDED} until two members compare: each statement is sound by itself",
+)
+def _(world: World) -> None:
+    trusted = world.keys.private("coordinator").public_key()
+    heads = {}
+    for name, size in (("north", 50.0), ("south", 500.0)):
+        folder = world.folder / f"for-{name}"
+        folder.mkdir()
+        written = Written(folder, world.keys)
+        shutil.rmtree(written.folder)
+        written.folder.mkdir()
+        written.heads.clear()
+        written.write({"east": 40.0, "north": size, "south": 60.0})
+        heads[name] = written.heads
+        own = folder / "statement"
+        lines = statement(written.folder, name)
+        own.write_bytes(b"".join(encode(line) + b"\n" for line in lines))
+        summary = {"heads": written.heads, "rounds": [[1, 1], [1, 2], [1, 3]]}
+        assert list(statement_faults(own, name, trusted, summary)) == []
+    members = public_keys(world.keys.signers, "clientwise-member")
+    (fault,) = verify(written.folder, written.experiment, trusted, members, heads)
+    assert "north was shown" in fault
+
+
+@attack(
     "A41",
     "writes words of `agree` as the name of a criterion",
     "in quotes; more than one line, or 200 characters, are refused (all was printed: mended)",

@@ -23,8 +23,9 @@ import numpy
 import pandas
 
 from clientwise.record.run import RunFolder, is_finished
+from clientwise.record.tables import SHARES
 from clientwise.report.items import counted, percent
-from clientwise.report.results import SHARES, Method, Results, difference_between
+from clientwise.report.results import Method, Results, difference_between
 from clientwise.report.sections import first_rounds, gain_against, until_clients_reach
 from clientwise.report.statistics import Difference, mcnemar, paired_difference
 

@@ -105,7 +105,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
                 arrays = self._arrays(model)
                 values = _values(model)
             except Exception as error:
-                self._aggregator.refuse(site, str(error) or type(error).__name__)
+                self._aggregator.refuse(site, error)
                 return
             if self._aggregator.accept(site, arrays, values) is not None:
                 self._metrics[site] = dict(model.metrics or {})

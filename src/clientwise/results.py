@@ -177,7 +177,9 @@ class Run:
 
     @property
     def weights(self) -> pandas.DataFrame:
-        """The weights: a row per client, a column per round; the mean over the seeds.
+        """The weights before clipping and the rule: a row per client, a column per round; the mean over the seeds.
+
+        The final shares of the model are the column `influence` of `frame("weights")`.
 
         A client that did not take part in a round has no value, one whose update was refused has 0. Of
         several methods, the rows are (method, client).

@@ -17,6 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +41,7 @@ from .core.objective.problem import (
     Segmentation,
     Survival,
 )
-from .core.types import Evaluation, LocalTraining
+from .core.types import LocalTraining
 from .core.weights.scores import Score
 from .data.federated import FederatedData, Holdings, Samples
 from .engine.local import LocalEngine
@@ -50,9 +52,9 @@ CLIENTS = 3
 CLASSES = 3
 SIZE = 8  # images are SIZE × SIZE
 SAMPLES = 30
-VALUES = 12  # of a model that is attacked
 NUM_HONEST = 5
 EXACT = 1e-6
+NONE: Mapping[str, Tensor] = {}
 
 
 def check_criterion(
@@ -259,7 +261,7 @@ def check_metric(name: str) -> None:
 
 
 def check_attack(name: str, *, samples: Samples | None = None, **options: Any) -> None:
-    """Check a registered attack on a model of twelve values and thirty images.
+    """Check a registered attack on a network and nine images.
 
     It must leave what it is given unchanged, do the same with the same random numbers, and use of the other clients
     only what it declares (`needs`). Labels must be classes, a forged model a vector of floats, claims as many as the
@@ -267,7 +269,7 @@ def check_attack(name: str, *, samples: Samples | None = None, **options: Any) -
 
     Args:
         name: the registered name.
-        samples: of the kind that the attack is for; by default 30 images of three classes.
+        samples: of the kind that the attack is for; by default nine images of three classes.
         options: the options of the attack.
 
     Raises:
@@ -278,12 +280,13 @@ def check_attack(name: str, *, samples: Samples | None = None, **options: Any) -
         >>> check_attack("sign_flip")
     """
     attack: Attack = ATTACKS.get(name)(**options)
-    samples = samples or _images()
+    engine = _clients()
+    samples = samples or engine.data.samples
     attack.check(samples)
     _check_labels(name, attack, samples)
-    _check_forged(name, attack)
-    truth = _judged(torch.eye(4, VALUES))
-    told = attack.judge(truth, torch.tensor([True, False, False, True]), samples.problem)
+    _check_forged(name, attack, engine)
+    truth = engine.evaluate([0], engine.initial_model + _drawn(4, engine.spec.size))
+    told = attack.judge(truth, torch.tensor([True, False, False, True]), engine.problem)
     is_honest = torch.equal(told.values, truth.values) and torch.equal(told.counts, truth.counts)
     said = f"{name}: changes how the client judges models without needs('judgements')"
     assert is_honest or "judgements" in ATTACKS.declared(name).needs, said
@@ -303,34 +306,34 @@ def _check_labels(name: str, attack: Attack, samples: Samples) -> None:
     assert fits, f"{name}: relabel must return labels 0 to {classes - 1}"
 
 
-def _check_forged(name: str, attack: Attack) -> None:
+def _check_forged(name: str, attack: Attack, engine: LocalEngine) -> None:
     declared = ATTACKS.declared(name).needs
-    model = torch.randn(VALUES, generator=_generator())
+    sent = engine.initial_model
+    trained, *honest = _drawn(1 + NUM_HONEST, len(sent))
     truth = {"a criterion": torch.tensor([4.0])}
-    honest = Honest(
-        torch.randn(NUM_HONEST, VALUES, generator=_generator()),
-        {"a criterion": torch.arange(1.0, NUM_HONEST + 1)},
+    others = {"a criterion": torch.arange(1.0, NUM_HONEST + 1)}
+    cohort = Honest(
+        torch.stack(honest),
+        others,
         {"a criterion": math.inf},
         num_hostile=2,
-        judge=_judged,
+        judge=lambda updates: engine.evaluate([0], sent + updates),
     )
-
-    def known() -> Knowledge:
-        return Knowledge(
-            model.clone(),
-            torch.zeros(VALUES),
-            _generator(),
-            last_model=torch.ones(VALUES) if "last_model" in declared else None,
-            cohort=honest if "whole_cohort" in declared else None,
-            active_rounds=1,
-        )
-
-    seen = known()
+    last = torch.ones_like(sent) if "last_model" in declared else None
+    seen = Knowledge(
+        trained.clone(),
+        sent,
+        _generator(),
+        last_model=last,
+        cohort=cohort if "whole_cohort" in declared else None,
+        active_rounds=1,
+    )
     needs = ", ".join(sorted(declared)) or "nothing"
     with _blaming(f"{name}: forge or claim fails with what it declares ({needs})"):
-        forged, again = attack.forge(seen), attack.forge(known())
+        forged = attack.forge(seen)
+        again = attack.forge(replace(seen, model=trained.clone(), random=_generator()))
         claims = attack.claim(truth, seen)
-    assert torch.equal(seen.model, model), f"{name}: forge must not change the given model"
+    assert torch.equal(seen.model, trained), f"{name}: forge must not change the given model"
     is_vector = isinstance(forged, Tensor) and forged.is_floating_point() and forged.ndim == 1
     assert is_vector, f"{name}: forge must return a vector of floats"
     is_same = torch.equal(forged.nan_to_num(), again.nan_to_num())
@@ -356,15 +359,12 @@ def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(1)
 
 
-def _images() -> Samples:
-    inputs = torch.randint(0, 256, (SAMPLES, 1, SIZE, SIZE), generator=_generator()).byte()
-    groups = {"green": (torch.arange(SAMPLES) % 2).double()}
-    targets = torch.arange(SAMPLES) % CLASSES
-    return Samples(inputs, targets, Classification(CLASSES), 1 / 255, groups)
+def _drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=_generator())
 
 
 def _clients(
-    attributes: Mapping[str, Tensor], sample_attributes: Mapping[str, Tensor]
+    attributes: Mapping[str, Tensor] = NONE, sample_attributes: Mapping[str, Tensor] = NONE
 ) -> LocalEngine:
     """Three clients with 4, 2 and 3 samples of three classes."""
     inputs = torch.rand(9, 1, SIZE, SIZE, generator=_generator())
@@ -374,6 +374,8 @@ def _clients(
     devices = Devices(*torch.rand(7, CLIENTS, generator=_generator()).double())
     data = FederatedData(samples, held, held, None, None, attributes=attributes, devices=devices)
     network = nn.Sequential(nn.Flatten(), nn.Linear(SIZE**2, CLASSES), nn.BatchNorm1d(CLASSES))
+    for weights in network.parameters():
+        nn.init.normal_(weights, generator=_generator())
     return LocalEngine(data, network, seed=1)
 
 
@@ -381,7 +383,8 @@ def _arrivals(engine: LocalEngine, criterion: Criterion, rows: Sequence[int]) ->
     """Some of three models: a copy of the global one, one that moved a little, one that moved far."""
     clients = list(rows)
     model = engine.initial_model
-    models = model + torch.tensor([0.0, 0.5, 8.0])[:, None]
+    direction = torch.rand(len(model), generator=_generator())
+    models = model + torch.tensor([0.0, 0.5, 8.0])[:, None] * direction
     memory = {}
     if criterion.memory:
         memory[criterion.part.name] = criterion.memory.first(CLIENTS)[clients]
@@ -390,24 +393,13 @@ def _arrivals(engine: LocalEngine, criterion: Criterion, rows: Sequence[int]) ->
         models[clients],
         model,
         engine.spec,
-        _judged,
+        partial(engine.evaluate, [0]),
         memory,
         {name: values[clients] for name, values in engine.attributes.items()},
         lambda: torch.ones_like(model),
         seconds=torch.tensor([0.5, 60.0, 3600.0], dtype=torch.float64)[clients],
         ages=torch.tensor([0.0, 1.0, 10.0], dtype=torch.float64)[clients],
     )
-
-
-def _judged(models: Tensor) -> Evaluation:
-    """An evaluation of models [c, d]: the smaller a model's norm, the better."""
-    values = 1 / (1 + models.double().norm(dim=1, keepdim=True))
-    right = (values * SAMPLES).long()
-    counts = torch.eye(CLASSES, dtype=torch.int64) * right[:, :, None]
-    losses = (1 - values).expand(-1, SAMPLES)
-    is_right = torch.arange(SAMPLES) < right
-    sizes = torch.tensor([SAMPLES])
-    return Evaluation(sizes, values, 1 - values, counts, right=is_right, sample_losses=losses)
 
 
 def _predictions(need: str) -> tuple[Problem, Tensor, Tensor]:

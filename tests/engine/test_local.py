@@ -6,16 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from clientwise.attacks import (
-    Attack,
-    Boast,
-    Broken,
-    Hostile,
-    Knowledge,
-    Noise,
-    SignFlip,
-    WrongLabels,
-)
+from clientwise.attacks import Attack, Broken, Hostile, Knowledge, SignFlip
+from clientwise.attacks.forged import Noise
+from clientwise.attacks.lies import Boast
+from clientwise.attacks.samples import WrongLabels
 from clientwise.core.objective.loss import CrossEntropy, Loss
 from clientwise.core.objective.problem import Classification, Regression
 from clientwise.core.seeding import client_keys, generator, mixed

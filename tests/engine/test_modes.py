@@ -436,7 +436,7 @@ def test_an_evaluation_that_comes_back_is_done_by_a_graph(
         ).contiguous()
 
         def evaluate(models: torch.Tensor) -> Any:
-            return executor._evaluate(models, job.indices, job.targets, job.problem)
+            return executor._evaluate(job, models)
 
         found = backend.evaluate_by_graph(job, models, evaluate, 100)
         again = [part.clone() for part in found]

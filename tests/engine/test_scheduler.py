@@ -55,7 +55,11 @@ def everything(engine: LocalEngine, task: Task) -> tuple[torch.Tensor, torch.Ten
 def test_joined_lanes_get_what_they_would_get_alone(
     executor: DeviceExecutor, in_one_thread: bool
 ) -> None:
-    losses = [CrossEntropy(), CrossEntropy(tuple(0.5 + k for k in range(10))), CrossEntropy()]
+    losses = [
+        CrossEntropy(),
+        CrossEntropy(class_weights=tuple(0.5 + k for k in range(10))),
+        CrossEntropy(),
+    ]
     rates = [0.1, 0.1, 0.3]  # the third trains otherwise, and cannot be joined
     tasks = [
         Task(1, LocalTraining(2, 16, learning_rate=rate), loss, ())

@@ -128,7 +128,10 @@ KERNEL, BIAS = numpy.ones((2, 2), "float32"), numpy.ones(2, "float32")
             lambda: reply(4, 1.0, label_diversity=1e308, num_examples=1),
             "label_diversity = 1e+308 is outside",
         ),
-        (lambda: reply(4, 1.0, label_diversity=10**400, num_examples=1), "too large"),
+        (
+            lambda: reply(4, 1.0, label_diversity=10**400, num_examples=1),
+            "label_diversity = inf is outside",
+        ),
         (
             lambda: reply(4, 1.0, label_diversity=[1.0], num_examples=1),
             "label_diversity is not one number",

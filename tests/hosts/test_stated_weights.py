@@ -76,12 +76,12 @@ def test_a_claim_of_the_client_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("weights", "why"),
     [
-        ({"a": -1.0, "b": 2.0}, "'a' has -1: must be 0 to 1e"),
-        ({"a": math.nan}, "'a' has nan"),
-        ({"a": math.inf}, "'a' has inf"),
-        ({"a": 10**400}, "'a' has inf"),
-        ({"a": "2"}, "'a' has a str, which is not a number"),
-        ({"a": None}, "'a' has a NoneType"),
+        ({"a": -1.0, "b": 2.0}, r"weights\['a'\] = -1: must be 0 to 1e"),
+        ({"a": math.nan}, r"weights\['a'\] = nan"),
+        ({"a": math.inf}, r"weights\['a'\] = inf"),
+        ({"a": 10**400}, r"weights\['a'\] = inf"),
+        ({"a": "2"}, r"weights\['a'\] is not one number, but a str"),
+        ({"a": None}, r"weights\['a'\] is not one number, but a NoneType"),
         ([1.0, 2.0], "must be a dict by client or a function, got list"),
     ],
 )

@@ -340,7 +340,6 @@ def swap(data: FederatedData, chosen: Mapping[int, Hostile]) -> FederatedData:
         source = list(range(len(held)))
         for client, other in zip(members, [*members[1:], members[0]], strict=True):
             source[client] = other
-        parts = [held.slice(client) for client in source]
-        held = Holdings.of([(held.indices[part], held.targets[part]) for part in parts])
+        held = held.picked([held.slice(client) for client in source])
         changes.append(NewData(from_round, tuple(members), held))
     return replace(data, new_data=tuple(changes))

@@ -12,7 +12,7 @@ the client. The server refuses an update whose value is outside [0, `high`].
 
 Functions of `ClientFacts` run on the client, functions of `Arrivals` on the server.
 
-A new criterion goes into this file, or into a plugin. Nothing else refers to it.
+A new criterion goes into this file, or into a plugin. `python docs/make_config.py` lists it.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -216,6 +215,10 @@ class Holdings:
         rows = (torch.arange(len(owner)) + starts[owner]).to(self.indices.device)
         return self.indices[rows], self.targets[rows], owner
 
+    def picked(self, rows: Sequence[Any]) -> Holdings:
+        """Holders of these rows: a slice or positions for each."""
+        return Holdings.of([(self.indices[own], self.targets[own]) for own in rows])
+
     def only(self, holders: Sequence[int]) -> Holdings:
         """The same of some holders, in their order; the others keep their numbers and hold nothing."""
         indices, targets, _ = self.gather(holders)
@@ -268,33 +271,34 @@ class FederatedData:
                 held = change.train
         return held
 
-    def fingerprints(self) -> list[str]:
-        """A digest of what was given to each client and, last, to the server.
+    def fingerprint(self) -> str:
+        """A digest of what was given to all clients and the server.
 
-        It does not depend on the CPU: what a floating-point function returned is not in it.
+        It does not depend on the CPU: what a floating-point function returned is not in it. Of clients whose
+        samples are elsewhere nothing is in it, so that more of them may join.
         """
         samples = self.samples
+        problem = samples.problem
         shape = list(samples.inputs.shape[1:])
-        kind = f"{samples.problem.kind} {samples.problem.num_classes}"
-        about = f"{kind} {samples.scale} {samples.inputs.dtype} {shape}"
-        facts: list[Sequence[float | str]] = []
-        for values in self.attributes.values():
-            facts.append(values.double().tolist())
-        for name, values in vars(self.devices).items() if self.devices else ():
-            drawn = [self.drawn[name]] * self.num_clients if name in self.drawn else None
-            facts.append(drawn or values.double().tolist())
-        rows = zip(*facts, strict=True) if facts else [()] * self.num_clients
-        digests = [_digest(f"{about} {row}") for row in rows]
-        later = [change.train for change in self.new_data]
-        for held in (self.train, self.test, *filter(None, [self.poisoned]), *later):
-            self._add(held, digests)
-        server = _digest(about)
-        for held in filter(None, (self.weigh, self.report, self.triggered)):
-            self._add(held, [server])
-        return [digest.hexdigest() for digest in (*digests, server)]
+        about: list[object] = [problem.kind, problem.num_classes]
+        about += [samples.scale, samples.inputs.dtype, shape]
+        holdings = [self.weigh, self.report, self.triggered]
+        if len(self.train.indices):
+            about.append({name: one.double().tolist() for name, one in self.attributes.items()})
+            for name, values in vars(self.devices).items() if self.devices else ():
+                about.append(self.drawn.get(name) or values.double().tolist())
+            later = [change.train for change in self.new_data]
+            holdings += [self.train, self.test, self.poisoned, *later]
+        digest = hashlib.blake2b(str(about).encode(), digest_size=16)
+        for held in holdings:
+            self._add(held, digest)
+        return digest.hexdigest()
 
-    def _add(self, held: Holdings, digests: Sequence[hashlib.blake2b]) -> None:
-        """Add the targets, inputs and facts of every holder to its digest, or what they were computed from."""
+    def _add(self, held: Holdings | None, digest: hashlib.blake2b) -> None:
+        """Add the targets, inputs and facts of all holders to a digest, or what they were computed from."""
+        digest.update(f"|{held and held.sizes.tolist()}".encode())
+        if held is None:
+            return
         samples = self.samples
         indices, targets = held.indices.cpu(), held.targets.cpu()
         if samples.given and targets.is_floating_point():  # what counts is which ones were changed
@@ -304,11 +308,9 @@ class FederatedData:
         columns = [(targets, torch.arange(len(targets)))]
         columns += [(values.cpu(), sources) for values in given.values]
         columns += [(values, indices) for values in samples.sample_attributes.values()]
-        for digest, (start, end) in zip(digests, pairwise(held.offsets.tolist()), strict=True):
-            for values, rows in columns:
-                digest.update(f"|{end - start}".encode())
-                for some in torch.split(rows[start:end], ROWS_AT_ONCE):
-                    digest.update(values.index_select(0, some).flatten().numpy().data)
+        for values, rows in columns:
+            for some in torch.split(rows, ROWS_AT_ONCE):
+                digest.update(values.index_select(0, some).flatten().numpy().data)
 
     def check_finite(self) -> None:
         """DataError if inputs or targets are not finite: of which client, and in which of its samples."""
@@ -443,10 +445,6 @@ class FederatedData:
 
 Loader = Callable[..., Samples]
 DATASETS: Registry[Loader] = Registry("dataset", "datasets", "Sources of samples")
-
-
-def _digest(about: str) -> hashlib.blake2b:
-    return hashlib.blake2b(about.encode(), digest_size=8)
 
 
 def _called(client: int, names: Sequence[str]) -> str:

@@ -39,23 +39,25 @@ class DataError(ClientwiseError, ValueError):
     """Data that is missing or wrong; the message says what to do."""
 
 
-def find(data_dir: Path | None, dataset: str, candidates: list[str], get: str) -> Path:
-    """The first of the `candidates`, paths within the data folder, that exists.
+def find(data_dir: Path | None, dataset: str | Path, get: str, *names: str) -> list[Path]:
+    """The files of a dataset: in the folder of its name within the data folder. One may be packed, as NAME.gz.
 
-    DataError if none does; `get` tells the user where the file comes from.
+    DataError if one is missing; `get` tells the user where they come from.
     """
     if data_dir is None:
         raise DataError(
             f"{dataset}: needs a data folder: set `data_dir` in the config, --data-dir or CLIENTWISE_DATA; "
             "docs/data.md says what is in it"
         )
-    paths = [Path(data_dir) / candidate for candidate in candidates]
-    for path in paths:
-        if path.exists():
-            return path
-    also = f" (or {' or '.join(candidates[1:])})" if len(candidates) > 1 else ""
-    why = "" if Path(data_dir).is_dir() else f" ({data_dir} is not a folder)"
-    raise DataError(f"{paths[0]}{also} is missing{why}; {get}")
+    found = []
+    for name in names:
+        path = Path(data_dir) / dataset / name
+        packed = path.with_name(f"{path.name}.gz")
+        found.append(packed if packed.exists() else path)
+        if not found[-1].exists():
+            why = "" if Path(data_dir).is_dir() else f" ({data_dir} is not a folder)"
+            raise DataError(f"{path} is missing{why}; {get}")
+    return found
 
 
 def read_file(path: Path) -> bytes:

@@ -97,7 +97,12 @@ def read_own(
     given = _by_name(clients)
     names = tuple(given) if isinstance(clients, Mapping) else ()
     tests = _tests(test, names)
-    holders = given | ({} if held_out is None else {"held_out": held_out}) | tests
+    others = tests if held_out is None else {"held_out": held_out, **tests}
+    if taken := [name for name in given if name in others]:
+        raise DataError(
+            f"clients: {taken[0]!r} also names samples of the server: rename the client"
+        )
+    holders = given | others
     ignored = [ignore] if isinstance(ignore, str) else ignore
     if target is not None:
         samples = _of_frames(holders, str(target), ignored, event, problem)

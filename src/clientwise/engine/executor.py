@@ -12,14 +12,14 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..core.objective.loss import Loss
-from ..core.objective.problem import Problem
 from ..core.training import is_elementwise, part_of
 from ..core.types import FLOAT_BYTES, Evaluation, LocalTraining, ModelSpec
 from ..data.federated import Samples
@@ -329,27 +329,24 @@ class DeviceExecutor:
     def evaluate(self, models: Tensor, job: EvaluateJob) -> Evaluation:
         """See `Executor`; the samples are divided among the workers."""
         models = models.to(self.device)
-
-        def evaluate(models: Tensor) -> EvaluateResult:
-            return self._evaluate(models, job.indices, job.targets, job.problem)
-
         if self.device.type == "cuda" and self.mode == "stacked":
+            evaluate = partial(self._evaluate, job)
             found = evaluate_by_graph(job, models, evaluate, self._setup.evaluated)
             return summarise([found], job)
         if self.workers == 1:
-            return summarise([evaluate(models)], job)
+            return summarise([self._evaluate(job, models)], job)
         part = max(SMALL_PART, -(-len(job.indices) // self.workers))
-        parts = zip(torch.split(job.indices, part), torch.split(job.targets, part), strict=True)
-        results = [self._pool.submit(self._evaluate, models, *some, job.problem) for some in parts]
+        results = []
+        for indices, targets in job.split(part):
+            some = replace(job, indices=indices, targets=targets)
+            results.append(self._pool.submit(self._evaluate, some, models))
         return summarise([result.result() for result in results], job)
 
-    def _evaluate(
-        self, models: Tensor, indices: Tensor, targets: Tensor, problem: Problem
-    ) -> EvaluateResult:
+    def _evaluate(self, job: EvaluateJob, models: Tensor) -> EvaluateResult:
         worker = self._worker()
         stacked = self._evaluates_stacked and (len(models) > 1 or self._has_convolutions)
         backend = worker.stacked if stacked else worker.loop
-        return backend.evaluate(models, indices, targets, problem)
+        return backend.evaluate(models, job)
 
     def _worker(self) -> _Worker:
         worker: _Worker = getattr(self._own, "worker", self._alone)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -125,6 +125,10 @@ class EvaluateJob:
         indices, targets, owner = held.gather(holders)
         return EvaluateJob(indices, targets, owner, held.sizes[list(holders)], problem)
 
+    def split(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Indices and targets of so many samples at a time."""
+        return zip(torch.split(self.indices, size), torch.split(self.targets, size), strict=True)
+
     @cached_property
     def targets_on_cpu(self) -> Tensor:
         """The targets where evaluations are summed up."""
@@ -174,22 +178,18 @@ def samples_at_once(largest: int, room: int, *, on_gpu: bool) -> int:
 
 @torch.no_grad()
 def evaluate_batches(
-    forward: Callable[[Inputs], Tensor],
-    count: int,
-    samples: Samples,
-    indices: Tensor,
-    targets: Tensor,
-    problem: Problem,
-    at_once: int,
+    forward: Callable[[Inputs], Tensor], count: int, setup: Setup, job: EvaluateJob
 ) -> EvaluateResult:
-    """How `count` models do, in large batches that know no borders between holders.
+    """How `count` models do on a job, in large batches that know no borders between holders.
 
     `forward` takes inputs [B, ...] to outputs [count, B, ...]. See `samples_at_once`.
     """
-    size = max(1, min(at_once // count, 4 * BATCH))  # the inputs of a pass are there only once
+    # The inputs of a pass are there only once
+    size = max(1, min(setup.evaluated // count, 4 * BATCH))
     batches = []
-    for some, truth in zip(torch.split(indices, size), torch.split(targets, size), strict=True):
-        batches.append(problem.judge(forward(samples.network_inputs(some)), truth))
+    for indices, targets in job.split(size):
+        outputs = forward(setup.samples.network_inputs(indices))
+        batches.append(job.problem.judge(outputs, targets))
     losses, values, counts = zip(*batches, strict=True)
     return EvaluateResult(torch.cat(losses, 1), torch.cat(values, 1), torch.stack(counts).sum(0))
 

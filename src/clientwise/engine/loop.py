@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..core.objective.loss import Loss
-from ..core.objective.problem import Problem
 from ..core.seeding import mixed, seeded_default_generator, standard_normal
 from ..core.training import TRANSFORMS, applied, is_elementwise
 from ..core.types import LocalTraining
@@ -29,7 +28,7 @@ from .batches import (
     state_of,
 )
 from .device import CudaGraph
-from .jobs import EvaluateResult, Setup, TrainJob, TrainResult, evaluate_batches
+from .jobs import EvaluateJob, EvaluateResult, Setup, TrainJob, TrainResult, evaluate_batches
 
 MAX_GRAPHS = 16  # for batches of different sizes; beyond that, batches run as they come
 
@@ -232,18 +231,13 @@ class LoopBackend:
         shaped = zip(torch.split(mean, sizes), self._parameters, strict=True)
         return torch.stack(losses).mean(), tuple(part.view_as(one) for part, one in shaped)
 
-    def evaluate(
-        self, models: Tensor, indices: Tensor, targets: Tensor, problem: Problem
-    ) -> EvaluateResult:
+    def evaluate(self, models: Tensor, job: EvaluateJob) -> EvaluateResult:
         """Model after model."""
         self._flat.module.eval()
         results = []
         for model in models:
             self._flat.load(model)
-            found = evaluate_batches(
-                self._forward, 1, self._samples, indices, targets, problem, self._setup.evaluated
-            )
-            results.append(found)
+            results.append(evaluate_batches(self._forward, 1, self._setup, job))
         return EvaluateResult.joined(results)
 
     def _forward(self, inputs: Inputs) -> Tensor:

@@ -57,7 +57,8 @@ class LaneExecutor:
 @dataclass(eq=False)
 class _Request:
     lane: int
-    work: Any
+    job: Any  # to train, or to evaluate `models` on
+    models: Any = None
     result: Any = None
     error: BaseException | None = None
 
@@ -71,8 +72,7 @@ class Scheduler:
         self._turn = threading.Condition()
         self._running = 0  # lanes whose round has not ended
         self._stopped = False
-        self._to_train: list[_Request] = []  # each a job
-        self._to_evaluate: list[_Request] = []  # each models and a job
+        self._waiting: list[_Request] = []
         # On a GPU all work is done by one thread: libraries take megabytes of it for every thread that uses them
         self._worker = ThreadPoolExecutor(1) if executor.device.type == "cuda" else None
 
@@ -99,16 +99,16 @@ class Scheduler:
 
     def train(self, lane: int, job: TrainJob) -> TrainResult | Exception:
         """Within `lane_round`: what the executor's `train` gives, once all lanes have a job."""
-        found: TrainResult | Exception = self._submit(_Request(lane, job), self._to_train)
+        found: TrainResult | Exception = self._submit(_Request(lane, job))
         return found
 
     def evaluate(self, lane: int, models: Tensor, job: EvaluateJob) -> Evaluation:
         """Within `lane_round`: what the executor's `evaluate` gives, once all lanes have a job."""
-        found: Evaluation = self._submit(_Request(lane, (models, job)), self._to_evaluate)
+        found: Evaluation = self._submit(_Request(lane, job, models))
         return found
 
-    def _submit(self, request: _Request, waiting: list[_Request]) -> Any:
-        waiting.append(request)
+    def _submit(self, request: _Request) -> Any:
+        self._waiting.append(request)
         self._work_if_all_wait()
         self._turn.wait_for(
             lambda: request.result is not None or request.error is not None or self._stopped
@@ -121,36 +121,34 @@ class Scheduler:
 
     def _work_if_all_wait(self) -> None:
         """The last lane to submit a job executes those of all lanes."""
-        to_train, to_evaluate = self._to_train, self._to_evaluate
-        waiting = len(to_train) + len(to_evaluate)
-        if self._stopped or not waiting or waiting < self._running:
+        if self._stopped or not self._waiting or len(self._waiting) < self._running:
             return
-        self._to_train, self._to_evaluate = [], []
+        requests, self._waiting = self._waiting, []
+        requests.sort(key=lambda request: request.lane)  # the same order every time
         try:
             if self._worker is None:
-                self._work(to_train, to_evaluate)
+                self._work(requests)
             else:
-                self._worker.submit(self._work, to_train, to_evaluate).result()
+                self._worker.submit(self._work, requests).result()
         except BaseException as error:  # every lane must get it, or it would wait for ever
-            for request in (*to_train, *to_evaluate):
+            for request in requests:
                 request.error = error
         self._turn.notify_all()
 
-    def _work(self, to_train: Sequence[_Request], to_evaluate: Sequence[_Request]) -> None:
-        """In the order of the lanes: the same every time."""
-        self._train(sorted(to_train, key=lambda request: request.lane))
-        self._evaluate(sorted(to_evaluate, key=lambda request: request.lane))
+    def _work(self, requests: Sequence[_Request]) -> None:
+        self._train([request for request in requests if request.models is None])
+        self._evaluate([request for request in requests if request.models is not None])
 
     def _train(self, requests: Sequence[_Request]) -> None:
-        for group in _grouped(requests, lambda request: _recipe(request.work)):
-            results = self.executor.train_joined([request.work for request in group])
+        for group in _grouped(requests, lambda request: _recipe(request.job)):
+            results = self.executor.train_joined([request.job for request in group])
             for request, result in zip(group, results, strict=True):
                 request.result = result
 
     def _evaluate(self, requests: Sequence[_Request]) -> None:
-        for group in _grouped(requests, lambda request: id(request.work[1].indices)):
-            models = [request.work[0] for request in group]
-            together = self.executor.evaluate(torch.cat(models), group[0].work[1])
+        for group in _grouped(requests, lambda request: id(request.job.indices)):
+            models = [request.models for request in group]
+            together = self.executor.evaluate(torch.cat(models), group[0].job)
             start = 0
             for request, own in zip(group, models, strict=True):
                 request.result = together.part(slice(start, start + len(own)))

@@ -28,16 +28,16 @@ from .values import (
     WEIGHT,
     Client,
     ClientValues,
-    GuardError,
     Measure,
     ServerError,
     Weights,
+    reason_of,
     require,
 )
 
 MAX_CLIENTS = 10_000  # that may take part, where no names are given
-MAX_REASON = 300  # characters
 MAX_NAME = 100  # characters of a client's name
+NOT_KNOWN = torch.tensor([math.nan], dtype=torch.float64)  # training loss and seconds
 SIZE = "dataset_size"  # the value that the record shows as the size of a client's data
 
 
@@ -229,22 +229,21 @@ class Aggregator:
             vector = layout.vector(fitted)
             require(inspect_models(vector[None]))  # before it takes memory, or a number
             measured = self._values.of(client, layout, fitted, values)
-            self._number(client)
+            number = self._number(client)
         except ServerError as error:
             raise error.reason from error
         except Exception as error:
-            reason = error.args[0] if isinstance(error, GuardError) else str(error)
-            self.refuse(client, reason or type(error).__name__)
+            self.refuse(client, error)
             return None
-        self._replies.models[client] = vector
-        self._replies.values[client] = measured
+        columns = {name: torch.tensor([one], dtype=torch.float64) for name, one in measured.items()}
+        update = Updates((number,), vector[None], columns, NOT_KNOWN, NOT_KNOWN)
+        self._replies.updates[client] = update
         return fitted
 
-    def refuse(self, client: Client, reason: Reason | str) -> None:
+    def refuse(self, client: Client, reason: Exception | str) -> None:
         """Record that there is no usable update of a client; one that was accepted stays."""
-        if not isinstance(reason, Reason):
-            reason = plain(reason)[:MAX_REASON]
-        self._replies.refusals.setdefault(client, reason)
+        error = ValueError(reason) if isinstance(reason, str) else reason
+        self._replies.refusals.setdefault(client, reason_of(error))
 
     def finish(self) -> Aggregate:
         """End the round: guard, weigh and aggregate what was accepted, and write the record."""
@@ -253,9 +252,13 @@ class Aggregator:
         replies = self._replies
         self._replies = _Replies()
         self._has_chosen = False
-        without_row = self._number_refused(replies)
-        self._engine.updates = self._updates(replies)
-        client_of = self._clients_of(replies)
+        failures, without_row = self._failures(replies)
+        self._engine.updates = Updates.failed(failures, self._engine.initial_model)
+        if replies.updates:
+            joined = Updates.joined([*replies.updates.values()])
+            self._engine.updates = replace(joined, failures=tuple(failures))
+        asked_now = {*replies.updates, *replies.refusals} & self._numbers.keys()
+        client_of = {self._numbers[client]: client for client in asked_now}
         asked = tuple(sorted(client_of))
         plan = Plan(self._seed, len(asked), evaluate_clients_every=None, asks=asked)
         state = replace(self._state, model=layout.vector())
@@ -312,61 +315,39 @@ class Aggregator:
         return self._layout
 
     def _refuse_second(self, client: Client) -> None:
-        if client in self._replies.models or client in self._replies.refusals:
+        if client in self._replies.updates or client in self._replies.refusals:
             raise ValueError("second update of the same client")
 
-    def _number(self, client: Client) -> None:
-        """Give a new client a number; ValueError where it may not take part."""
+    def _number(self, client: Client) -> int:
+        """The number of a client, which a new one gets now; ValueError where it may not take part."""
         if client in self._numbers:
-            return
+            return self._numbers[client]
         if not self._takes_new_clients:
             raise ValueError("unknown client")
         if len(self._numbers) >= self._engine.num_clients:
             raise ValueError(f"more than {self._engine.num_clients} clients have taken part")
-        self._numbers[client] = len(self._numbers)
+        return self._numbers.setdefault(client, len(self._numbers))
 
-    def _number_refused(self, replies: _Replies) -> list[str]:
-        """Number refused clients, too, so that the record has them.
+    def _failures(self, replies: _Replies) -> tuple[list[Refusal], list[str]]:
+        """The refusals by the clients' numbers, which refused clients get, too, so that the record has them.
 
-        Returns notes on what it has no row for: clients that may not take part, and second updates.
+        And notes on what it has no row for: clients that may not take part, and second updates.
         """
+        failures = []
         notes = []
         for client, reason in replies.refusals.items():
             with contextlib.suppress(ValueError):
                 self._number(client)
-            if client in replies.models or client not in self._numbers:
+            if client in replies.updates or client not in self._numbers:
                 notes.append(f"{_shown(client)} is refused: {reason}")
-        return notes
+            else:
+                failures.append(Refusal(self._numbers[client], reason))
+        return failures, notes
 
     @property
     def _named_method(self) -> Method:
         """The method with the clients' names, for messages."""
         return self._method.for_clients([_shown(client) for client in self._numbers])
-
-    def _clients_of(self, replies: _Replies) -> dict[int, Client]:
-        """The clients of a round that have a number, by number."""
-        clients = {*replies.models, *replies.refusals}
-        return {self._numbers[client]: client for client in clients if client in self._numbers}
-
-    def _updates(self, replies: _Replies) -> Updates:
-        """The replies as the core reads them, by the clients' numbers."""
-        failures = []
-        for client, reason in replies.refusals.items():
-            if client in self._numbers and client not in replies.models:
-                failures.append(Refusal(self._numbers[client], reason))
-        if not replies.models:
-            return Updates.failed(failures, self._engine.initial_model)
-        unknown = torch.full((len(replies.models),), math.nan, dtype=torch.float64)
-        names = [one.name for one in self._values.claimed]
-        columns = {name: [one[name] for one in replies.values.values()] for name in names}
-        return Updates(
-            tuple(self._numbers[client] for client in replies.models),
-            torch.stack(list(replies.models.values())),
-            {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()},
-            training_loss=unknown,
-            seconds=unknown,
-            failures=tuple(failures),
-        )
 
     # Results -------------------------------------------------------------------------------------
 
@@ -392,8 +373,7 @@ class _Replies:
     """What arrived in a round so far."""
 
     def __init__(self) -> None:
-        self.models: dict[Client, Tensor] = {}  # each [d]
-        self.values: dict[Client, dict[str, float]] = {}
+        self.updates: dict[Client, Updates] = {}
         self.refusals: dict[Client, Reason | str] = {}
 
 

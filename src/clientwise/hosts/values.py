@@ -14,6 +14,7 @@ from ..core.criteria import ANY, Criterion, is_fixed
 from ..core.guard import inspect_values
 from ..core.objective.problem import Problem
 from ..core.reasons import Reason
+from ..errors import plain
 from .engine import Layout
 
 Client = str | int
@@ -24,12 +25,8 @@ Metric = int | float | list[int] | list[float]
 
 WEIGHT = "weight"  # the criterion that the record shows for stated weights
 MAX_CHANGE = 1.5  # factor by which a claim about a client's data may differ from its first claim
-MAX_LISTED = 300  # characters
+MAX_REASON = 300  # characters
 NOT_USABLE = -1  # the form of a metric that cannot be averaged
-
-
-class GuardError(ValueError):
-    """An update that the guard refuses, with its reason."""
 
 
 class ServerError(Exception):
@@ -159,20 +156,34 @@ class ClientValues:
 
 
 def require(reasons: Sequence[Reason | str | None]) -> None:
-    """An error with the guard's reason, where it has one."""
+    """A ValueError with the guard's reason, where it has one."""
     for reason in reasons:
         if reason is not None:
-            raise GuardError(reason)
+            raise ValueError(reason)
+
+
+def reason_of(error: Exception) -> Reason | str:
+    """Why an update is refused: the reason that the guard gave, or the error in one line."""
+    if error.args and isinstance(error.args[0], Reason):
+        return error.args[0]
+    return plain(str(error) or type(error).__name__)[:MAX_REASON]
 
 
 def number_in(values: Mapping[str, Any], name: str) -> float:
     """A value by its name; ValueError where it is missing, or no number."""
-    value = values.get(name)
-    if value is None:
+    if values.get(name) is None:
         raise ValueError(f"no metric {name}")
+    return number_of(values[name], name)
+
+
+def number_of(value: Any, name: str) -> float:
+    """A value as a number; ValueError for anything else. Its range is checked elsewhere."""
     if not isinstance(value, Real):
-        raise ValueError(f"{name} is not one number")
-    return float(value)
+        raise ValueError(f"{name} is not one number, but a {type(value).__name__}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def stated_weights(weights: Weights) -> ByClient:
@@ -185,48 +196,27 @@ def stated_weights(weights: Weights) -> ByClient:
         >>> stated_weights({"north": 2.0, "south": 1.0})("south", {})
         1.0
     """
-    if not isinstance(weights, Mapping):
-        return _guarded(weights)
-    known = {
-        client: _number(value, f"weights: {client!r} has") for client, value in weights.items()
-    }
-    for client, weight in known.items():
-        if not 0 <= weight <= ANY:  # false for NaN
-            raise ValueError(f"weights: {client!r} has {weight:g}: must be 0 to {ANY:g}")
-
-    def of_mapping(client: Any, values: Mapping[str, Any]) -> float:
-        if client not in known:
-            raise ValueError("has no weight: `weights` does not name it")
-        return known[client]
-
-    return of_mapping
-
-
-def _guarded(function: ByClient) -> ByClient:
-    """A user's function, whose errors refuse the update: it reads values as the client sent them."""
-    if not callable(function):
-        kind = type(function).__name__
+    if isinstance(weights, Mapping):
+        known = {one: number_of(value, f"weights[{one!r}]") for one, value in weights.items()}
+        for client, weight in known.items():
+            if not 0 <= weight <= ANY:  # false for NaN
+                raise ValueError(f"weights[{client!r}] = {weight:g}: must be 0 to {ANY:g}")
+    elif not callable(weights):
+        kind = type(weights).__name__
         raise ValueError(f"weights must be a dict by client or a function, got {kind}")
 
-    def of_function(client: Any, values: Mapping[str, Any]) -> float:
-        try:
-            found = function(client, dict(values))
+    def weight_of(client: Any, values: Mapping[str, Any]) -> float:
+        if isinstance(weights, Mapping):
+            if client not in known:
+                raise ValueError("has no weight: `weights` does not name it")
+            return known[client]
+        try:  # a user's function reads values as the client sent them
+            found = weights(client, dict(values))
         except Exception as error:
             raise ValueError(f"weights failed: {type(error).__name__}: {error}") from error
-        return _number(found, "weights gave")
+        return number_of(found, "what weights gave")
 
-    return of_function
-
-
-def _number(value: Any, said: str) -> float:
-    """A value as a number; ValueError for anything else. Its range is checked elsewhere."""
-    if not isinstance(value, Real):
-        shown = type(value).__name__
-        raise ValueError(f"{said} a {shown}, which is not a number")
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
+    return weight_of
 
 
 def keep_common(metrics: Sequence[dict[str, Metric]]) -> list[str]:
@@ -246,7 +236,7 @@ def keep_common(metrics: Sequence[dict[str, Metric]]) -> list[str]:
             del one[name]
     if not others:
         return []
-    listed = ", ".join(sorted(others))[:MAX_LISTED]
+    listed = ", ".join(sorted(others))[:MAX_REASON]
     return [f"not averaged, since not every reply has a usable number for it: {listed}"]
 
 

@@ -231,8 +231,7 @@ class RunFolder:
 
     def _read_facts(self, database: sqlite3.Connection) -> None:
         try:
-            # A model of a wide table has megabytes, which `model_facts` reads. The origin has a
-            # fingerprint of every client, which a resumed run reads.
+            # A model of a wide table has megabytes, which `model_facts` reads; a resumed run reads the origin.
             sql = f"SELECT key, value FROM facts WHERE key NOT LIKE '{MODEL_OF_SEED}%' AND key != 'origin'"
             rows = database.execute(sql).fetchall()
         except sqlite3.OperationalError:

@@ -19,18 +19,12 @@ from ..errors import RunError, shortened
 from ..record.facts import MethodFacts
 from ..record.files import is_locked
 from ..record.run import RunFolder
+from ..record.tables import VALUES
 from .items import Unit
 from .statistics import Difference, holm, paired_difference
 
 DIVERGED = 100  # times the lowest loss
 RUINED_LOSS = 1e9  # of a model that has learned anything
-SHARES = (*range(10, 100, 10), 75)  # percent of the clients: what each share reaches is recorded
-OPTIONAL = (  # columns of the rounds: what a run measures, and what its methods do
-    *("metric", "loss", "macro_f1", "per_class_f1", "held_out_loss", "attack_success", "reached"),
-    *("hostile_influence", "epsilon", "clip", "deviation", "residual", "ended", "models_moved"),
-    *("priority", "testing_rounds", "loss_state", "kept", "notes", "no_effect"),
-    "participants",
-)
 NOT_AVAILABLE = "†"
 NOT_AVAILABLE_MEANS = (
     f"{NOT_AVAILABLE} Not available in practice: uses which clients are honest, or pools the "
@@ -81,7 +75,7 @@ class Method:
     def rounds(self) -> Frame:
         """Its rounds; a column that the run has not is empty."""
         found = self.frame("rounds")
-        return found.reindex(columns=[*found, *(name for name in OPTIONAL if name not in found)])
+        return found.reindex(columns=[*found, *(name for name in VALUES if name not in found)])
 
     @property
     def first_rounds(self) -> Frame:

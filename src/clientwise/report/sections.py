@@ -15,6 +15,7 @@ import pandas
 from pandas import DataFrame as Frame
 from pandas import Series
 
+from ..record.tables import SHARES
 from .items import (
     Chart,
     Column,
@@ -28,7 +29,6 @@ from .items import (
     table,
 )
 from .results import (
-    SHARES,
     Method,
     Results,
     at_rounds,

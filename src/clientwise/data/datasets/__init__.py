@@ -49,22 +49,20 @@ def arrays(
     Returns:
         Samples with inputs [N, ...]; with `clients.npy` [N], the partition `by_id` divides them.
     """
-    path = find(data_dir, "arrays", [f"{folder}/inputs.npy"], GET)
-    found = {"inputs": numbers_in(path)}
-    find(path.parent, "arrays", ["targets.npy"], GET)
-    for name in ("targets", "clients"):
-        own = path.with_name(f"{name}.npy")
-        if own.exists():
-            found[name] = numbers_in(own)
-            if len(found[name]) != len(found["inputs"]):
-                counts = f"{len(found[name]):,} rows, but inputs.npy has {len(found['inputs']):,}"
-                raise DataError(f"{own}: has {counts}; give one for each sample")
+    paths = find(data_dir, folder, GET, "inputs.npy", "targets.npy")
+    clients = paths[0].with_name("clients.npy")
+    paths += [clients] if clients.exists() else []
+    inputs, truths, *ids = map(numbers_in, paths)
+    for path, rows in zip(paths[1:], [truths, *ids], strict=True):
+        if len(rows) != len(inputs):
+            counts = f"{len(rows):,} rows, but inputs.npy has {len(inputs):,}"
+            raise DataError(f"{path}: has {counts}; give one for each sample")
     try:
-        targets, predicted = problem_of(found["targets"], problem=problem)
+        targets, predicted = problem_of(truths, problem=problem)
     except ValueError as error:
-        raise DataError(f"{path.with_name('targets.npy')}: {error}") from None
-    ids = found["clients"].long() if "clients" in found else None
-    samples = Samples(found["inputs"], targets, predicted, scale=scale, ids=ids)
+        raise DataError(f"{paths[1]}: {error}") from None
+    owners = ids[0].long() if ids else None
+    samples = Samples(inputs, targets, predicted, scale=scale, ids=owners)
     samples.check_finite()
     return samples
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -60,7 +62,7 @@ def mnist(data_dir: Path | None) -> Samples:
     """
     get = "put the four files of the MNIST database there"
     images, labels = (
-        [find(data_dir, "mnist", [f"mnist/{part}-{what}.gz"], get) for part in PARTS]
+        find(data_dir, "mnist", get, *(f"{part}-{what}.gz" for part in PARTS))
         for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
     )
     folder = images[0].parent
@@ -85,7 +87,7 @@ def mnist(data_dir: Path | None) -> Samples:
             arrays.save(ids=numpy.concatenate(ids))
 
     arrays = cached("mnist", [*images, *labels, *writers], build)
-    return _pictures(arrays["inputs"], arrays["targets"], arrays.get("ids"), PARTS["train"])
+    return pictures(arrays, 10, test_from=PARTS["train"])
 
 
 def _read_writers(path: Path, labels: numpy.ndarray) -> numpy.ndarray:
@@ -108,11 +110,10 @@ def _read_idx(path: Path, kind: str, *shape: int) -> numpy.ndarray:
     return numpy.frombuffer(content, kind, offset=start).reshape(-1, *shape)
 
 
-def _pictures(
-    inputs: Tensor, targets: Tensor, ids: Tensor | None, test_from: int | None, classes: int = 10
-) -> Samples:
-    problem = Classification(classes)
-    return Samples(inputs, targets, problem, scale=1 / 255, ids=ids, test_from=test_from)
+def pictures(arrays: Mapping[str, Tensor], classes: int, **facts: Any) -> Samples:
+    """Samples of the cached arrays: `inputs` of bytes, `targets` that are classes, and `ids`, if there are any."""
+    inputs, targets, ids = arrays["inputs"], arrays["targets"], arrays.get("ids")
+    return Samples(inputs, targets, Classification(classes), scale=1 / 255, ids=ids, **facts)
 
 
 @DATASETS.register("femnist")
@@ -122,7 +123,7 @@ def femnist(data_dir: Path | None) -> Samples:
     Each writer is an id.
     """
     get = "you need your own copy: LEAF's data/femnist/preprocess.sh -t sample writes it"
-    folders = [find(data_dir, "femnist", [f"femnist/{part}"], get) for part in ("train", "test")]
+    folders = find(data_dir, "femnist", get, "train", "test")
 
     def build(arrays: Writer) -> None:
         rows: list[tuple[str, numpy.ndarray, numpy.ndarray]] = []
@@ -141,8 +142,7 @@ def femnist(data_dir: Path | None) -> Samples:
         arrays.save(ids=ids, sizes=numpy.array(sizes))
 
     arrays = cached("femnist", folders, build)
-    test_from = int(arrays["sizes"][0])
-    return _pictures(arrays["inputs"], arrays["targets"], arrays["ids"], test_from, NUM_CLASSES)
+    return pictures(arrays, NUM_CLASSES, test_from=int(arrays["sizes"][0]))
 
 
 def _read_leaf(path: Path) -> list[tuple[str, numpy.ndarray, numpy.ndarray]]:

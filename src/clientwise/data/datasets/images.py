@@ -13,11 +13,12 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
-from ...core.objective.problem import Classification, Regression
+from ...core.objective.problem import Regression
 from ...registry import Pixels, suggest
 from ..federated import DATASETS, FederatedData, Given, Holdings, Samples
 from ..folder import Archive, DataError, Writer, cached, expect, find, read_file
 from ..table import parse_csv
+from .handwriting import pictures
 
 # CIFAR-10
 FILES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
@@ -42,8 +43,8 @@ SIGMA, DENSITY = 1.0, 100.0  # of the Gaussian for each cell in pixels, and its 
 def cifar10(data_dir: Path | None) -> Samples:
     """60,000 colour images of 32×32 pixels in 10 classes (50,000 + official test 10,000), binary version."""
     get = "unpack the binary version of CIFAR-10 there (cifar-10-binary.tar.gz)"
-    folder = find(data_dir, "cifar10", ["cifar10/cifar-10-batches-bin"], get)
-    paths = [find(folder, "cifar10", [name], get) for name in FILES]
+    names = [f"cifar-10-batches-bin/{name}" for name in FILES]
+    paths = find(data_dir, "cifar10", get, *names)
 
     def build(arrays: Writer) -> None:
         contents = [numpy.frombuffer(read_file(path), numpy.uint8) for path in paths]
@@ -55,18 +56,11 @@ def cifar10(data_dir: Path | None) -> Samples:
         labels = records[:, 0].astype(numpy.int64)
         for part, count in zip(numpy.split(labels, [-RECORDS]), PER_CLASS, strict=True):
             is_whole = numpy.bincount(part, minlength=10).tolist() == [count] * 10
-            expect(is_whole, folder, f"there are not {count:,} images of every class")
+            expect(is_whole, paths[0].parent, f"there are not {count:,} images of every class")
         arrays.save(inputs=records[:, 1:].reshape(-1, 3, 32, 32), targets=labels)
 
     arrays = cached("cifar10", paths, build)
-    samples = _pictures(arrays["inputs"], arrays["targets"], 10)
-    return replace(samples, test_from=(len(FILES) - 1) * RECORDS)
-
-
-def _pictures(
-    inputs: Tensor, targets: Tensor, classes: int = 2, ids: Tensor | None = None
-) -> Samples:
-    return Samples(inputs, targets, Classification(classes), scale=1 / 255, ids=ids)
+    return pictures(arrays, 10, test_from=(len(FILES) - 1) * RECORDS)
 
 
 @DATASETS.register("celeba")
@@ -81,9 +75,8 @@ def celeba(data_dir: Path | None, *, target: str = "Smiling", size: Pixels = 64)
         size: width and height to which images are resized.
     """
     get = "it belongs to the CelebA dataset (aligned and cropped images, attribute and identity annotations)"
-    source = find(data_dir, "celeba", ["celeba/img_align_celeba.zip"], get)
-    attributes = find(data_dir, "celeba", ["celeba/list_attr_celeba.txt"], get)
-    identities = find(data_dir, "celeba", ["celeba/identity_CelebA.txt"], get)
+    names = ("img_align_celeba.zip", "list_attr_celeba.txt", "identity_CelebA.txt")
+    source, attributes, identities = find(data_dir, "celeba", get, *names)
 
     # A line with N, a line with the names of the attributes, N lines
     known = parse_csv(attributes, sep=r"\s+", skiprows=1, nrows=0).columns.tolist()
@@ -107,8 +100,8 @@ def celeba(data_dir: Path | None, *, target: str = "Smiling", size: Pixels = 64)
 
     arrays = cached("celeba", [attributes, identities, source], build, size)
     facts = {name: arrays["attributes"][:, column] for column, name in enumerate(known)}
-    samples = _pictures(arrays["inputs"], (facts[target] > 0).long(), ids=arrays["ids"])
-    return replace(samples, sample_attributes=facts)
+    is_so = (facts[target] > 0).long()
+    return pictures({**arrays, "targets": is_so}, 2, sample_attributes=facts)
 
 
 def _save_images(arrays: Writer, archive: Archive, names: Sequence[str], size: int) -> None:
@@ -128,7 +121,7 @@ def malaria(data_dir: Path | None, *, size: Pixels = 64) -> Samples:
         size: width and height to which images are resized.
     """
     get = "it is the cell image dataset of the NIH (National Library of Medicine) malaria screener, cell_images.zip"
-    source = find(data_dir, "malaria", ["malaria/cell_images.zip"], get)
+    (source,) = find(data_dir, "malaria", get, "cell_images.zip")
 
     def build(arrays: Writer) -> None:
         archive = Archive(source)
@@ -149,7 +142,7 @@ def malaria(data_dir: Path | None, *, size: Pixels = 64) -> Samples:
         arrays.save(targets=targets, ids=numpy.array(ids))
 
     arrays = cached("malaria", [source], build, size)
-    return _pictures(arrays["inputs"], arrays["targets"], ids=arrays["ids"])
+    return pictures(arrays, 2)
 
 
 @DATASETS.register("vgg_cells")
@@ -165,7 +158,7 @@ def vgg_cells(data_dir: Path | None, *, size: Side = SIZE, augment: bool = True)
             the same holder.
     """
     get = "it is the synthetic fluorescence cell dataset of the VGG group (Lempitsky and Zisserman), cells.zip"
-    source = find(data_dir, "vgg_cells", ["vgg_cells/cells.zip"], get)
+    (source,) = find(data_dir, "vgg_cells", get, "cells.zip")
 
     def build(arrays: Writer) -> None:
         from scipy.ndimage import gaussian_filter

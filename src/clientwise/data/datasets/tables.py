@@ -79,9 +79,8 @@ def heart(data_dir: Path | None) -> Samples:
     Many measurements are missing. Each hospital is an id.
     """
     frames = {}
-    for hospital in HOSPITALS:
-        names = [f"heart/processed.{hospital.lower()}.data"]
-        path = find(data_dir, "heart", names, f"it belongs to the Heart Disease data {UCI}")
+    names = [f"processed.{hospital.lower()}.data" for hospital in HOSPITALS]
+    for path in find(data_dir, "heart", f"it belongs to the Heart Disease data {UCI}", *names):
         rows = parse_csv(path, names=MEASURED.split(" "))
         expect(rows["ill"].isin(range(5)).all(), path, "a diagnosis is not 0 to 4")
         rows["ill"] = (rows["ill"] > 0).astype(int)
@@ -102,8 +101,7 @@ def tcga_brca(data_dir: Path | None, *, standardise: bool = True) -> Samples:
         standardise: whether numbers get mean 0 and deviation 1, by the training samples of all clients.
     """
     get = "it belongs to Fed-TCGA-BRCA of FLamby (flamby/datasets/fed_tcga_brca in its repository)"
-    patients = find(data_dir, "tcga_brca", ["tcga_brca/brca.csv"], get)
-    split = find(data_dir, "tcga_brca", ["tcga_brca/train_test_split.csv"], get)
+    patients, split = find(data_dir, "tcga_brca", get, "brca.csv", "train_test_split.csv")
     rows, folds = parse_csv(patients), parse_csv(split)
     expect({"pid", "E", "T"} <= {*rows.columns}, patients, "needs the columns pid, E and T")
     expect({"pid", "fold2"} <= {*folds.columns}, split, "needs the columns pid and fold2")
@@ -139,7 +137,7 @@ def wisdm(data_dir: Path | None) -> Samples:
     A window has ten seconds. Each person is an id.
     """
     get = "it belongs to the activity prediction data of the WISDM lab (WISDM_ar_v1.1)"
-    path = find(data_dir, "wisdm", ["wisdm/WISDM_ar_v1.1_transformed.arff"], get)
+    (path,) = find(data_dir, "wisdm", get, "WISDM_ar_v1.1_transformed.arff")
     # An ARFF file: lines that name the attributes, @data, and rows of commas
     head, *rest = DATA.split(read_file(path), maxsplit=1)
     names = ATTRIBUTE.findall(head.decode("utf-8", "replace"))
@@ -246,12 +244,7 @@ def movie_reviews(
         length: words of a review.
     """
     get = "make it from the Large Movie Review Dataset (IMDB) or your own reviews: columns text, label (0, 1), source"
-    path = find(
-        data_dir,
-        "movie_reviews",
-        ["movie_reviews/reviews.csv.gz", "movie_reviews/reviews.csv"],
-        get,
-    )
+    (path,) = find(data_dir, "movie_reviews", get, "reviews.csv")
 
     def build(arrays: Writer) -> None:
         rows = _read_reviews(path)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ...core.objective.loss import Loss
-from ...core.objective.problem import Problem
 from ...core.seeding import mixed
 from ...core.types import LocalTraining
 from ...data.federated import Inputs, Samples
@@ -53,9 +52,7 @@ class StackedBackend:
             self._trainers.clear()  # what their steps read may be half of the old and half of the new
             raise
 
-    def evaluate(
-        self, models: Tensor, indices: Tensor, targets: Tensor, problem: Problem
-    ) -> EvaluateResult:
+    def evaluate(self, models: Tensor, job: EvaluateJob) -> EvaluateResult:
         """All models side by side."""
         size = evaluated_together(len(models), self._flat.spec.size, self._device)
         if size not in self._evaluating:  # all are kept: graphs read them
@@ -64,17 +61,8 @@ class StackedBackend:
         results = []
         for some in torch.split(models, size):
             network.load(some)
-            results.append(
-                evaluate_batches(
-                    partial(_forward, network, len(some)),
-                    len(some),
-                    self._setup.samples,
-                    indices,
-                    targets,
-                    problem,
-                    self._setup.evaluated,
-                )
-            )
+            forward = partial(_forward, network, len(some))
+            results.append(evaluate_batches(forward, len(some), self._setup, job))
         return EvaluateResult.joined(results)
 
     def _trainer(self, job: TrainJob) -> StackedTrainer:

@@ -241,14 +241,11 @@ def hold_back(data: FederatedData, fraction: float, seed: int) -> FederatedData:
         held.append(order[:count])
         kept.append(order[count:])
 
-    def dealt(holdings: Holdings, parts: list[Tensor]) -> Holdings:
-        return Holdings.of([(holdings.indices[mine], holdings.targets[mine]) for mine in parts])
-
     return replace(
         data,
-        train=dealt(data.train, kept),
-        test=dealt(data.train, held),
-        poisoned=data.poisoned and dealt(data.poisoned, kept),
+        train=data.train.picked(kept),
+        test=data.train.picked(held),
+        poisoned=data.poisoned and data.poisoned.picked(kept),
         new_data=(),  # values are found on the data that the run begins with
     )
 

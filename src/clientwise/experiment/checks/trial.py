@@ -186,23 +186,20 @@ class _Trial:
 def _few(data: FederatedData, clients: Sequence[int]) -> FederatedData:
     """A few samples of some clients and of the server."""
 
-    def first(held: Holdings, holders: Sequence[int] = (0,)) -> Holdings:
-        rows = [torch.arange(len(held.indices))[held.slice(one)][:SAMPLES] for one in holders]
-        return Holdings.of([(held.indices[own], held.targets[own]) for own in rows])
+    def first(held: Holdings, holders: Sequence[int]) -> Holdings:
+        rows = torch.arange(len(held.indices))
+        return held.picked([rows[held.slice(one)][:SAMPLES] for one in holders])
 
-    return replace(
+    honest = replace(
         data,
-        train=first(data.train, clients),
-        test=first(data.test, clients),
-        weigh=first(data.weigh) if data.weigh else None,
-        report=first(data.report) if data.report else None,
-        attributes={name: values[list(clients)] for name, values in data.attributes.items()},
-        names=tuple(data.names[client] for client in clients) if data.names else (),
         poisoned=None,
         triggered=None,
         new_data=(),
+        attributes={name: values[list(clients)] for name, values in data.attributes.items()},
+        names=tuple(data.names[client] for client in clients) if data.names else (),
         devices=data.devices.of(clients) if data.devices else None,
     )
+    return honest.changed(lambda held: first(held, clients), lambda held: first(held, [0]))
 
 
 def _described(samples: Samples) -> str:

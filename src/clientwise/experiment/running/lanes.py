@@ -136,36 +136,29 @@ Track = Callable[["Lane", RoundRecord, Mapping[str, float]], Progress]
 OnRound = Callable[[Progress], None]
 
 
+@dataclass(eq=False)
 class Lane:
     """One method with one seed, at its last checkpoint, and what it records."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        store: Store,
-        method: Method,
-        engine: Engine,
-        hostile: Mapping[int, Hostile],
-        seed: int,
-        track: Track,
-        on_round: OnRound,
-    ) -> None:
-        self.method = method
-        self.engine = engine
-        self.seed = seed
-        self.rounds = experiment.rounds
-        self._experiment = experiment
-        self._store = store
-        self._hostile = hostile
-        self._track = track
-        self._on_round = on_round
-        self._lane = store.open_lane(method.name, seed)
-        self._keeps_best = experiment.keep == "best" and method.control != "alone"
+    experiment: Experiment
+    store: Store
+    method: Method
+    engine: Engine
+    hostile: Mapping[int, Hostile]
+    seed: int
+    track: Track
+    on_round: OnRound
+
+    def __post_init__(self) -> None:
+        method, engine, store = self.method, self.engine, self.store
+        self.rounds = self.experiment.rounds
+        self._lane = store.open_lane(method.name, self.seed)
+        self._keeps_best = self.experiment.keep == "best" and method.control != "alone"
         # Secret noise cannot be drawn again: a round that is lost after its model was sent is another
         # release, and has to be counted. Its rounds are on disk before the next one begins.
         self.is_secret = method.privacy is not None and method.privacy.secret
         self._plan = build_plan(
-            experiment, engine.num_clients, seed, method.control, secret=self.is_secret
+            self.experiment, engine.num_clients, self.seed, method.control, secret=self.is_secret
         )
         self._accountant = accountant_of(method, self._plan, engine.num_clients)
         first = first_state(engine.initial_model, method, engine)
@@ -188,7 +181,7 @@ class Lane:
 
     def ends_after(self, state: LaneState) -> bool:
         """Whether all rounds have been run, the lane stops early, or its privacy budget is spent."""
-        stops = state.held_out.stops(self._experiment.stop_early)
+        stops = state.held_out.stops(self.experiment.stop_early)
         return state.server.round_num >= self.rounds or stops or self._has_spent(state.server)
 
     def _has_spent(self, state: ServerState) -> bool:
@@ -223,7 +216,7 @@ class Lane:
 
     def run_round(self, state: LaneState) -> LaneState:
         """Run the round after `state`. It is recorded only by `keep`."""
-        watched = is_watched(self._experiment)
+        watched = is_watched(self.experiment)
         done = compute_round(state.server, self.method, self._plan, self.engine, watched=watched)
         return self.accounted(state, done)
 
@@ -245,7 +238,7 @@ class Lane:
         held_out = before.held_out
         if done.loss is not None:
             held_out = held_out.after(done.loss, server.model if self._keeps_best else None)
-        patience = self._experiment.stop_early
+        patience = self.experiment.stop_early
         if patience is not None and is_early and held_out.stops(patience):
             notes.append(held_out.last_words(patience))
         record = replace(record, released=released, notes=tuple(notes))
@@ -261,29 +254,29 @@ class Lane:
         record = done.record
         assert record is not None
         problem = self.engine.problem
-        values = self._store.write_round(
-            self._lane, record, problem, self._hostile, done.seconds, done.loss
+        values = self.store.write_round(
+            self._lane, record, problem, self.hostile, done.seconds, done.loss
         )
         self.state = done
         # Before the checkpoint: then a killed run leaves no gap in the trackers' curves
-        progress = self._track(self, record, numbers_of(values, problem.metric))
+        progress = self.track(self, record, numbers_of(values, problem.metric))
         waited = time.monotonic() - self._saved_at
-        if self.is_secret or waited >= self._experiment.checkpoint_seconds:
+        if self.is_secret or waited >= self.experiment.checkpoint_seconds:
             self._save()
         # After it: with checkpoint_seconds = 0, no round that was told of is run again
-        self._on_round(progress)
+        self.on_round(progress)
 
     def _save(self) -> None:
         state = self.state
         tensors = {**state.engine, **state.held_out.tensors()}
-        self._store.save_checkpoint(self._lane, state.server, tensors)
+        self.store.save_checkpoint(self._lane, state.server, tensors)
         self._saved_at = time.monotonic()
 
     def end(self) -> None:
         """Save a checkpoint, after the last round or an interruption."""
         self._save()
         if self.is_done:
-            self._store.finish_lane(self._lane)
+            self.store.finish_lane(self._lane)
 
 
 @contextmanager

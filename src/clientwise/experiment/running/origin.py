@@ -37,7 +37,7 @@ from ...record.store import Store
 from ..build.engine import build_module
 from ..config.schema import Experiment
 
-Origin = dict[str, str | list[str]]  # what it is: its digest, or those of its parts
+Origin = dict[str, str]  # what it is: its digest
 PACKAGES = ("clientwise", "torch", "numpy", "pydantic", "safetensors")
 COMPARED = ("clientwise", "torch", "python")  # versions that decide what a round computes
 FROZEN = "frozen parameters of the network"
@@ -57,7 +57,7 @@ def versions() -> dict[str, str]:
 
 def origin_of(experiment: Experiment, data: Mapping[int, FederatedData]) -> Origin:
     """The versions, and a digest of everything that was given: the data of every seed, code, parameters."""
-    found: Origin = {f"data (seed {seed})": one.fingerprints() for seed, one in data.items()}
+    found: Origin = {f"data (seed {seed})": one.fingerprint() for seed, one in data.items()}
     for name in experiment.plugins:
         found[f"code in the plugin {name}"] = _digest(*_files_of(name))
     for name, (_, made) in experiment.given.items():
@@ -90,7 +90,7 @@ def compare_origin(
     """
     now = origin_of(experiment, data)
     before: Origin = recorded_fact(folder, "origin") or {}
-    found = list(_differences(before, now, len(experiment.flower.clients)))
+    found = list(_differences(before, now))
     if found and not accept_changes:
         raise RunError(
             f"{folder}: the run began with something else: {'; '.join(found)}. Restore it, choose "
@@ -106,12 +106,11 @@ def record_origin(
     before: Origin = store.fact("origin") or {}
     data: dict[str, str] = store.fact("data") or {}
     for seed in experiment.seeds:
-        digests = origin[f"data (seed {seed})"]
-        if before.get(f"data (seed {seed})") != digests:
+        what = f"data (seed {seed})"
+        if before.get(what) != origin[what]:
             first = data.get(str(seed))
-            whole = _digest("".join(digests).encode())
             # Changed data have both digests: they pair with neither.
-            data[str(seed)] = f"{first} then {whole}" if first else whole
+            data[str(seed)] = f"{first} then {origin[what]}" if first else origin[what]
     facts: dict[str, object] = {"origin": origin, "data": data}
     if changes:
         change = Change(current_minute(), store.rounds_done(), list(changes))
@@ -154,21 +153,13 @@ def with_initial_parameters(folder: Path, experiment: Experiment) -> tuple[Exper
     return experiment.with_model(own.starting_from(given)), []
 
 
-def _differences(before: Origin, now: Origin, members: int) -> Iterator[str]:
-    """What differs, in words. Of `members` with files of their own, some may have joined at the end."""
+def _differences(before: Origin, now: Origin) -> Iterator[str]:
+    """What differs, in words."""
     for what, digest in now.items():
         old = before.get(what, digest)
-        if old == digest:
+        if old == digest or (what == FROZEN and same_frozen(old, digest)):
             continue
-        if what in COMPARED:
-            yield f"{what} {digest}, not {old}"
-        elif isinstance(old, list) or isinstance(digest, list):
-            shared = len(old) - 1  # the last digest is the server's
-            is_joined = [*old] == [*digest[:shared], digest[-1]] and len(digest) == members + 1
-            if not is_joined:
-                yield f"other {what}"
-        elif what != FROZEN or not same_frozen(old, digest):
-            yield f"other {what}"
+        yield f"{what} {digest}, not {old}" if what in COMPARED else f"other {what}"
 
 
 def _files_of(name: str) -> Iterator[bytes]:

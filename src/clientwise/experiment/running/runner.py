@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -194,23 +194,19 @@ class _Seed:
     executor: DeviceExecutor
 
 
+@dataclass
 class _Session:
     """Everything that one call of `run` still has to do, and how far it is."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        store: Store,
-        built: Built,
-        connect: Connect | None,
-        trackers: Trackers,
-        on_round: OnRound,
-    ) -> None:
-        self._experiment = experiment
-        self._store = store
-        self._connect = connect
-        self._trackers = trackers
-        self._on_round = on_round
+    experiment: Experiment
+    store: Store
+    built: InitVar[Built]
+    connect: Connect | None
+    trackers: Trackers
+    on_round: OnRound
+
+    def __post_init__(self, built: Built) -> None:
+        experiment = self.experiment
         self._methods = experiment.build_methods()
         self._pairs = [(seed, method) for seed in experiment.seeds for method in self._methods]
         device = pick_device(experiment.device)
@@ -230,27 +226,27 @@ class _Session:
         self, seed: int, data: FederatedData, hostile: dict[int, Hostile], executor: DeviceExecutor
     ) -> _Seed:
         """Record the clients of a seed, and bring their samples to the device."""
-        self._store.set_clients(
+        self.store.set_clients(
             seed,
             data.train.sizes.tolist(),
             data.test.sizes.tolist(),
             {client: one.name for client, one in hostile.items()},
             data.names or None,
         )
-        about = about_model(self._experiment, data.samples, executor)
-        self._store.set_facts({f"{MODEL_OF_SEED}{seed}": about})
+        about = about_model(self.experiment, data.samples, executor)
+        self.store.set_facts({f"{MODEL_OF_SEED}{seed}": about})
         data = replace(data, samples=executor.samples).holdings_to(executor.device)
         return _Seed(data, hostile, executor)
 
     def begin(self, own_data: FederatedData | None, steps: Sequence[object]) -> list[str]:
         """Open the lanes that are to go on, and record what the run is about; what is to be said of it."""
-        experiment = self._experiment
-        self._store.reopen_lanes(experiment.rounds)
+        experiment = self.experiment
+        self.store.reopen_lanes(experiment.rounds)
         if not reports_on_clients(experiment, own_data):
             names = [method.name for method in self._methods if method.adjust is None]
             every = experiment.evaluation.clients_every
-            self._store.forget_undue(experiment.rounds, every, names)
-        self._store.keep_fact("begun", current_minute())
+            self.store.forget_undue(experiment.rounds, every, names)
+        self.store.keep_fact("begun", current_minute())
         first = self._first
         remarks = doubts(experiment, first.data, first.hostile, first.executor)
         facts = about_run(experiment, first.data, first.hostile, first.executor, own_data)
@@ -259,19 +255,19 @@ class _Session:
             for seed, one in self._seeds.items()
             if one.data.new_data
         }
-        self._store.set_facts({**facts, "warnings": remarks, "steps": steps, "new_data": new_data})
+        self.store.set_facts({**facts, "warnings": remarks, "steps": steps, "new_data": new_data})
         if not self._unfinished():
             return remarks
         machine = machine_facts(first.executor, on_ray=experiment.workers == "ray")
-        changes = record_machine(self._store, machine)
-        return [*remarks, other_machine(self._store.folder, changes)] if changes else remarks
+        changes = record_machine(self.store, machine)
+        return [*remarks, other_machine(self.store.folder, changes)] if changes else remarks
 
     def run(self, own_data: FederatedData | None) -> None:
         """Run all lanes that are not finished."""
         todo = self._unfinished()
-        self._done = (len(self._pairs) - len(todo)) * self._experiment.rounds
+        self._done = (len(self._pairs) - len(todo)) * self.experiment.rounds
         with threads_for(self._first.executor.spec.num_parameters):
-            if self._experiment.workers == "ray":
+            if self.experiment.workers == "ray":
                 with connected_to_ray():
                     self._run_on_ray(todo, own_data)
                 return
@@ -286,7 +282,7 @@ class _Session:
 
     def _unfinished(self) -> list[Pair]:
         """The lanes that are to be run."""
-        is_finished = self._store.is_lane_finished
+        is_finished = self.store.is_lane_finished
         return [
             (seed, method) for seed, method in self._pairs if not is_finished(method.name, seed)
         ]
@@ -297,8 +293,8 @@ class _Session:
             seed = todo[0][0]
             own = self._seeds[seed]
             most = 1
-            if self._connect is None:
-                most = lanes_that_fit(self._experiment, own.data, own.executor)
+            if self.connect is None:
+                most = lanes_that_fit(self.experiment, own.data, own.executor)
             # Controls pool their samples and take other steps: joining them gains nothing.
             alike = takewhile(lambda pair: not pair[1].control, todo[:most])
             group = [pair for pair in alike if self._seeds[pair[0]].executor is own.executor]
@@ -308,7 +304,7 @@ class _Session:
 
     def _run_on_ray(self, todo: Sequence[Pair], own_data: FederatedData | None) -> None:
         """Lanes side by side; or, where they are fewer than the cores or GPUs, in shards one after the other."""
-        config = self._experiment.to_dict()
+        config = self.experiment.to_dict()
         where = slots(on_gpu=self._first.executor.device.type == "cuda")
         in_shards: list[Pair] = []
         if len(todo) < sum(slot.cores for slot in where):
@@ -317,11 +313,11 @@ class _Session:
         whole = [pair for pair in todo if pair not in in_shards]
         for seed, method in todo:
             # Reports list the methods in the order of their lanes, and compare with the first.
-            self._store.open_lane(method.name, seed)
+            self.store.open_lane(method.name, seed)
         if whole:
             lanes = [self._open(pair, self._seeds[pair[0]].executor) for pair in whole]
             # Processes of a cluster have another current folder, and other environment variables.
-            folder = data_folder(self._experiment) or Path()
+            folder = data_folder(self.experiment) or Path()
             there = config | {"data_dir": str(folder.absolute())}
             run_on_ray(lanes, there, own_data)
         for seed, method in in_shards:
@@ -337,19 +333,19 @@ class _Session:
         seed, method = pair
         own = self._seeds[seed]
         embedded = build_engine(
-            self._experiment, own.data, own.hostile, seed, executor, method, make
+            self.experiment, own.data, own.hostile, seed, executor, method, make
         )
-        engine = self._connect(embedded, seed) if self._connect else embedded
+        engine = self.connect(embedded, seed) if self.connect else embedded
         method = method.for_clients(own.data.names)
         lane = Lane(
-            self._experiment,
-            self._store,
+            self.experiment,
+            self.store,
             method,
             engine,
             own.hostile,
             seed,
             self._track,
-            self._on_round,
+            self.on_round,
         )
         done = lane.state.server.round_num
         self._done += done
@@ -371,8 +367,8 @@ class _Session:
             self._total,
             is_last=lane.is_done,
             is_share=lane.engine.problem.is_share,
-            folder=self._store.folder,
+            folder=self.store.folder,
             values=values,
         )
-        self._trackers(step)
+        self.trackers(step)
         return step

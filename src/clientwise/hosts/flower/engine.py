@@ -27,10 +27,10 @@ from ...experiment.config.settings import FlowerSettings
 from ..protocols import Request
 from ..values import FirstClaims
 from .exchange import NO_ANSWER, Connected, Content, pull_until, push, read_reply, wait_for
-from .wire import pack, read_evaluation, read_update, write_request
+from .wire import check_size, pack, read_evaluation, read_update, write_request
 
 log = logging.getLogger("flwr.clientwise")
-NO_TEST_SET = -1  # the size of a test set that is not known yet
+TEST_SIZE = "test samples"  # what a client claims in its first evaluation
 CLAIMS = "claims."  # begins the names of what a checkpoint keeps of the clients' claims
 
 # Why a client has no part in a round.
@@ -87,14 +87,13 @@ class FlowerEngine(WrappingEngine):
         self._grid = grid
         self._connected = connected
         self._settings = settings
-        self._claims = FirstClaims() if is_deployment else None
+        self._claims = FirstClaims()
+        self._is_deployment = is_deployment
         self._awaits_all = awaits_all
         self._began = time.monotonic()
         self._asked: dict[int, _Asked] = {}  # clients that have not replied yet
         self._waiting: dict[str, int] = {}  # the same clients, by the ids of their messages
         self._round = 0  # the present one; nodes count what a round asks for
-        # Of every first evaluation
-        self._test_sizes = torch.full((local.num_clients,), NO_TEST_SET)
         self._outputs = local.problem.values_per_sample(local.data.samples.targets.shape[1:])
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
@@ -200,13 +199,13 @@ class FlowerEngine(WrappingEngine):
         """See `core.engine.Engine`. Nothing to do: the nodes hold the data."""
 
     def state(self) -> dict[str, Tensor]:
-        """The sizes of the test sets, the clients' claims, and the time.
+        """The clients' first claims, and the time.
 
         Not the clients at work: their replies to this process are lost with it, and a resumed run
         asks again.
         """
-        state = {"test_sizes": self._test_sizes.clone()}
-        for (client, name), value in (self._claims.first if self._claims else {}).items():
+        state: dict[str, Tensor] = {}
+        for (client, name), value in self._claims.first.items():
             state[f"{CLAIMS}{client} {name}"] = torch.tensor(value, dtype=torch.float64)
         if self.clock:
             state["clock"] = torch.tensor(self.clock.now, dtype=torch.float64)
@@ -214,10 +213,8 @@ class FlowerEngine(WrappingEngine):
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state` returned."""
-        known = state.get("test_sizes", self._test_sizes).cpu()
-        self._test_sizes[: len(known)] = known  # clients that joined since have none yet
         for key, value in state.items():
-            if self._claims and key.startswith(CLAIMS):
+            if key.startswith(CLAIMS):
                 client, name = key.removeprefix(CLAIMS).split(" ", 1)
                 self._claims.first[int(client), name] = float(value)
         if self.clock and "clock" in state:  # the time between the two processes does not count
@@ -257,7 +254,7 @@ class FlowerEngine(WrappingEngine):
     def _read_update(self, client: int, content: Content, task: Task) -> Updates | Refusal:
         def read(content: RecordDict) -> Updates:
             update = read_update(client, content, task.criteria)
-            if self._claims:
+            if self._is_deployment:
                 for part in task.criteria:
                     if is_fixed(part) and part.called in update.measurements:
                         claimed = float(update.measurements[part.called])
@@ -268,16 +265,11 @@ class FlowerEngine(WrappingEngine):
         return read_reply(client, content, read)
 
     def _read_evaluation(self, client: int, num_candidates: int, content: RecordDict) -> Evaluation:
-        """A client's evaluation.
-
-        Its test set keeps the size of the first one, which bounds its influence.
-        """
+        """A client's evaluation, on a test set of the same size as its first one."""
         one = read_evaluation(content, num_candidates, self.problem, outputs=self._outputs)
-        size = int(one.num_samples)
-        first = int(self._test_sizes[client])
-        if first not in (NO_TEST_SET, size):
-            raise ValueError(f"{size} test samples, {first} in its first answer")
-        self._test_sizes[client] = size
+        size = float(one.num_samples)
+        check_size(size, self._claims.first.get((client, TEST_SIZE)))
+        self._claims.remember(client, TEST_SIZE, size)
         return one
 
 

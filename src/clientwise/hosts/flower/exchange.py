@@ -15,12 +15,12 @@ from flwr.serverapp import Grid
 from ...core.reasons import Reason
 from ...core.types import Refusal
 from ...errors import plain
+from ..values import MAX_REASON
 
 CHUNK = 8  # replies fetched at a time, which is the most models the server holds at once
 FIRST_PAUSE = 0.05  # seconds between two looks for replies, at first
 LONGEST_PAUSE = 1.0
 CONNECT_PAUSE = 0.5  # seconds between two looks for connected nodes
-MAX_REASON = 300  # characters
 
 # Why a client has no part in a round.
 NO_ANSWER = Reason("no answer in time", "unreachable")

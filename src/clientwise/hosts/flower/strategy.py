@@ -30,9 +30,9 @@ from ...core.criteria import ClientFacts, measure_clients
 from ...core.weights.scores import Score
 from ...errors import plain
 from ...registry import Part
-from ..aggregator import MAX_REASON, SIZE, Aggregate, Aggregator, AggregatorOptions
-from ..values import Metric, keep_common, number_in
-from .wire import MOST_TEST_SAMPLES
+from ..aggregator import SIZE, Aggregate, Aggregator, AggregatorOptions
+from ..values import Metric, keep_common, number_in, reason_of
+from .wire import check_size
 
 log = logging.getLogger("flwr.clientwise")
 WEIGHT = "clientwise-weight"  # the metric under which the wrapped strategy finds a reply's weight
@@ -197,7 +197,7 @@ class Weighted(Strategy):
             try:
                 sent, numbers = _read_update(reply)
             except Exception as error:
-                self._aggregator.refuse(node, str(error) or type(error).__name__)
+                self._aggregator.refuse(node, error)
                 continue
             fitted = self._aggregator.accept(node, sent, self._values(numbers))
             if fitted is not None:
@@ -247,11 +247,7 @@ class Weighted(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """As the wrapped strategy does, with the replies that were accepted.
-
-        A node's test set keeps the size of its first evaluation; a node could otherwise raise its
-        own influence.
-        """
+        """As the wrapped strategy does, with the replies that were accepted."""
         refusals: dict[int, str] = {}
         accepted: dict[int, tuple[Message, dict[str, Metric]]] = {}
         for reply in replies:
@@ -261,7 +257,7 @@ class Weighted(Strategy):
                     raise ValueError("second reply of the same node")
                 accepted[node] = self._read_evaluation(reply)
             except Exception as error:
-                refusals[node] = plain(str(error) or type(error).__name__)[:MAX_REASON]
+                refusals[node] = str(reason_of(error))
         key = self._strategy.weighted_by_key
         sizes = {node: int(number_in(metrics, key)) for node, (_, metrics) in accepted.items()}
         self._test_sizes |= sizes
@@ -284,11 +280,7 @@ class Weighted(Strategy):
             raise ValueError("does not hold one record of metrics")
         (metrics,) = message.content.metric_records.values()
         size = number_in(metrics, self._strategy.weighted_by_key)
-        first = self._test_sizes.get(message.metadata.src_node_id)
-        if size != int(size) or not 0 <= size <= MOST_TEST_SAMPLES:
-            raise ValueError(f"{size:.12g} test samples: at most {MOST_TEST_SAMPLES} are accepted")
-        if first not in (None, size):
-            raise ValueError(f"{size:.12g} test samples, {first} in its first answer")
+        check_size(size, self._test_sizes.get(message.metadata.src_node_id))
         return message, dict(metrics)
 
     def summary(self) -> None:

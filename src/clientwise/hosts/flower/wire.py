@@ -28,6 +28,7 @@ from ...core.privacy import LocalNoise
 from ...core.types import Evaluation, LocalTraining, Task, Updates
 from ...registry import Part
 from ..protocols import VERSION, Refused, Request
+from ..values import number_of
 
 # The records of a message.
 ARRAYS = "arrays"
@@ -126,13 +127,23 @@ def read_evaluation(
     if not bool((counts >= 0).all() & (counts < LARGEST_COUNT).all()):
         raise ValueError("counts that are negative, not finite or too large")
     size = float(num_samples)
-    if not 0 <= size <= MOST_TEST_SAMPLES:
-        raise ValueError(f"{size:.12g} test samples: at most {MOST_TEST_SAMPLES} are accepted")
+    check_size(size)
     problem.check_counts(counts, size, outputs)
     _check_metric(problem, values, counts)
     if bool((losses < 0).any()):
         raise ValueError(f"a loss below zero: {losses.flatten().tolist()}")
     return Evaluation(num_samples.long(), values, losses, counts.to(problem.counts_dtype))
+
+
+def check_size(size: float, first: float | None = None) -> None:
+    """ValueError for a size that no test set has, or another than in the client's `first` answer.
+
+    Test sets keep their size: a client could otherwise raise its own influence.
+    """
+    if not 0 <= size <= MOST_TEST_SAMPLES or not size.is_integer():
+        raise ValueError(f"{size:.12g} test samples: at most {MOST_TEST_SAMPLES} are accepted")
+    if first not in (None, size):
+        raise ValueError(f"{size:.12g} test samples, {first:.12g} in its first answer")
 
 
 def _check_metric(problem: Problem, values: Tensor, counts: Tensor) -> None:
@@ -162,10 +173,7 @@ def unpack(record: Mapping[str, Array]) -> Tensor:
 
 def _number(numbers: Numbers, name: str) -> Tensor:
     """A number as a tensor [1]; ValueError for a list."""
-    value = numbers[name]
-    if not isinstance(value, (int, float)):
-        raise ValueError(f"{name} is not one number")
-    return torch.tensor([value], dtype=torch.float64)
+    return torch.tensor([number_of(numbers[name], name)], dtype=torch.float64)
 
 
 def _column(numbers: Numbers, name: str, rows: int) -> Tensor:
