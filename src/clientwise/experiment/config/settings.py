@@ -235,15 +235,22 @@ class FlowerSettings(ConfigTable):
     """Deployment: the number of classes. 0: regression."""
 
 
+MOST_ATTACKS = 100  # that a client applies one after the other
+
+
 def _as_list(value: Any) -> Any:
-    """One part where several may stand."""
-    return value if isinstance(value, list) else [value]
+    """One part where several may stand; too many are not even read."""
+    if not isinstance(value, list):
+        return [value]
+    if len(value) > MOST_ATTACKS:
+        raise ValueError(f"has {len(value):,} attacks; at most {MOST_ATTACKS} are possible")
+    return value
 
 
 Attacks = Annotated[
     list[Annotated[Part, PartOf(ATTACKS)]],
     BeforeValidator(_as_list),
-    Field(min_length=1, max_length=100),
+    Field(min_length=1, max_length=MOST_ATTACKS),
 ]
 
 

@@ -227,8 +227,9 @@ def _number_of(folder: Path, client: str) -> int:
 
     clients = RunFolder(folder).frame("clients")
     numbers = clients["client"].astype(str)
-    names = clients["name"].fillna(numbers)
-    found = clients[(names == client) | (numbers == client)].drop_duplicates("seed")
+    names = clients["name"].fillna(numbers).astype(object)  # takes text that is no UTF-8
+    is_meant = [client in (name, number) for name, number in zip(names, numbers, strict=True)]
+    found = clients[is_meant].drop_duplicates("seed")
     if found["seed"].nunique() < clients["seed"].nunique():
         raise RunError(f"{folder}: no client is called {client!r}{suggest(client, names)}")
     if found["client"].nunique() > 1:
