@@ -15,6 +15,7 @@ import numpy
 import pandas
 import polars
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.utils.data import (
@@ -29,6 +30,7 @@ from torch.utils.data import (
 
 import clientwise as cw
 from clientwise.errors import ClientwiseError, ConfigError, RunError
+from clientwise.experiment.running.resume import without_client
 from clientwise.record.run import RunFolder
 from recorded import last, rows
 from reported import printed
@@ -465,15 +467,15 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another column": (
         {"clients": {"north": frame(40), "south": frame(50)}, "target": "Y"},
-        "north, south: no column 'Y'; known: a, b, c, d, e, y; correct",
+        "north, south: no column 'Y'; did you mean 'y'",
     ),
     "a column less": (
         {"clients": [frame(40).drop(columns="b"), *[frame(40)] * 8], "target": "y"},
         "^client 0: no column 'b', which others have; .* add the column, or put it into `ignore`",
     ),
     "one frame": (
-        {"clients": frame(40), "target": "y"},
-        r"clients: is DataFrame.*groupby\('site'\)",
+        {"clients": frame(40), "client": "site"},
+        r"clients: is one frame.*groupby\('site'\)",
     ),
     "tests of other clients": (
         {"test": {"north": GOOD}},
@@ -626,6 +628,42 @@ def test_columns_of_frames_are_ignored() -> None:
         cw.fit("linear", sheets, target="y", ignore=["cod"], **QUICK)
     with pytest.raises(ClientwiseError, match="ignore= and event= name columns of frames"):
         cw.fit(net(), sites(), ignore=["a"], **QUICK)
+
+
+def test_what_errors_advise_works(run: cw.Run, tmp_path: Path) -> None:
+    whole = frame(90).assign(site=30 * ["north", "south", "west"])
+    with pytest.raises(ClientwiseError) as caught:
+        cw.fit("linear", whole, client="site")
+    advised = str(caught.value).partition("predict: ")[2]
+    code = f"{advised[:-1]}, **QUICK)"
+    fitted = eval(code, {"cw": cw, "network": "linear", "frame": whole, "QUICK": QUICK})
+    assert fitted.weights.index.tolist() == list(NAMES)
+
+    (file,) = run.export("Recommended", 1, tmp_path)
+    with pytest.raises(ClientwiseError, match=r"RUN_FOLDER, module=network\)") as caught:
+        cw.load(file, module=net)
+    network = net()
+    eval(str(caught.value).rpartition(": ")[2], {"network": network, "safetensors": safetensors})
+    assert torch.equal(network.weight, run.module.weight)
+
+
+def test_parts_given_in_python_are_named_where_they_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Own(torch.optim.AdamW):
+        pass
+
+    folder = tmp_path / "run"
+    given = {**QUICK, "optimizer": Own, "resume": True}  # which begins where there is no run
+    cw.fit("linear", sites(), out=folder, **given)
+    assert cw.fit("linear", sites(), out=folder, **given | {"rounds": 3}).facts.rounds == 3
+    monkeypatch.delitem(cw.parts.OPTIMIZERS._parts, "Own")  # as in another process
+    assert cw.load(folder).predict(X).shape == (60,)
+    said = "optimizer Own: given in Python, and the run can be continued only there.*resume=True"
+    with pytest.raises(RunError, match=said):
+        cw.load(folder / "config.toml")
+    with pytest.raises(RunError, match=said):
+        without_client(folder, "north")
 
 
 def test_another_network_of_the_same_shapes_is_noticed(tmp_path: Path) -> None:
