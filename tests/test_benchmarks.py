@@ -103,9 +103,9 @@ def test_a_system_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_record_measures_disk_and_reading(tmp_path: Path) -> None:
-    """Large rounds take no more bytes than they did as packed columns of SQLite."""
+    """A participant of a large round takes nine numbers, less what compression saves."""
     result = record.measure(tmp_path, cohort=1_000, rounds=30, lanes=1, hostile=0.1)
-    assert 0 < result["bytes_per_participant"] < 45
+    assert 0 < result["bytes_per_participant"] < 72
     assert 0 < result["weights_seconds"] < 60
 
 

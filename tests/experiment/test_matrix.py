@@ -334,14 +334,18 @@ def test_finished_cells_of_other_data_or_versions_are_noticed(
 ) -> None:
     folder = copied(finished, tmp_path)
     matrix = open_matrix(folder)
-    edit_origin(folder / matrix.cells[0].folder, lambda origin: origin["data (seed 2)"].reverse())
+    edit_origin(folder / matrix.cells[0].folder, turn_data_round)
     with pytest.raises(RunError, match=r"tiny--clean: .*other data \(seed 2\)"):
         run_matrix(matrix, folder, resume=True)
-    edit_origin(folder / matrix.cells[0].folder, lambda origin: origin["data (seed 2)"].reverse())
+    edit_origin(folder / matrix.cells[0].folder, turn_data_round)
     edit_origin(folder / matrix.cells[2].folder, lambda origin: origin.update(torch="1"))
     with pytest.raises(RunError, match=r"tiny--door--40: .*torch .*, not 1"):
         run_matrix(matrix, folder, resume=True)
     assert resumed(matrix, folder, accept_changes=True) == []
+
+
+def turn_data_round(origin: dict[str, Any]) -> None:
+    origin["data (seed 2)"] = origin["data (seed 2)"][::-1]
 
 
 def edit_origin(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
