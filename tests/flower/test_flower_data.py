@@ -145,7 +145,8 @@ def test_a_deployment_is_checked_without_data_and_partition(
     file.write_text(tomli_w.dumps(deployed | {"methods": [{"name": "FedAvg"}]}))
     assert "ok: " in said()
     file.write_text(tomli_w.dumps(deployed | {"flower": {"clients": ["a"]}}))
-    assert "flower.input_shape: is needed in a deployment" in said()
+    missing = said("--server-data", str(tmp_path / "later.npz"))
+    assert "flower.input_shape: is needed in a deployment" in missing
 
 
 def test_a_node_is_the_client_under_whose_name_it_was_registered(

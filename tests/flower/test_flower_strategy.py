@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -136,7 +137,7 @@ KERNEL, BIAS = numpy.ones((2, 2), "float32"), numpy.ones(2, "float32")
             lambda: reply(4, 1.0, label_diversity=[1.0], num_examples=1),
             "label_diversity is not one number",
         ),
-        (lambda: reply(4, 1.0, num_examples=1), "no metric label_diversity"),
+        (lambda: reply(4, 1.0, num_examples=1), "clientwise.flower.measure"),
         (
             lambda: changed(lambda content: content.__delitem__("arrays")),
             "one record of arrays and one of metrics",
@@ -310,6 +311,14 @@ def test_errors_are_left_out_and_nobody_left_keeps_the_model() -> None:
     assert aggregate(strategy, reply(2, 1.0, num_examples=0)) == (None, None)
 
 
+def test_a_run_without_a_usable_update_keeps_the_initial_arrays() -> None:
+    grid = SimpleNamespace(send_and_receive=lambda **options: [reply(2, 1.0)])
+    asks_nobody = FedAvg(fraction_train=0.0, fraction_evaluate=0.0)
+    strategy = Weighted(asks_nobody, criteria=["label_diversity"])
+    assert strategy.start(grid, GLOBAL, num_rounds=1).arrays is GLOBAL  # type: ignore[arg-type]
+    assert strategy.rounds[1].refusals
+
+
 @pytest.mark.parametrize("theirs", [FedAvgM(server_momentum=0.0), FedAdam(eta=0.1)])
 def test_strategies_that_build_on_a_weighted_mean_can_serve(theirs: FedAvg) -> None:
     theirs_alone = type(theirs)(
@@ -359,5 +368,8 @@ def test_the_example_app_runs_and_weighs(tmp_path: Path) -> None:
 def test_the_guide_shows_the_example() -> None:
     example = (EXAMPLE / "digits_app" / "server_app.py").read_text(encoding="utf-8")
     guide = (EXAMPLE.parents[1] / "docs" / "frameworks.md").read_text(encoding="utf-8")
+    client = (EXAMPLE / "digits_app" / "client_app.py").read_text(encoding="utf-8")
+    (added,) = (line for line in client.splitlines() if "measure(" in line)
+    assert added.strip() in guide
     shown = guide.split("strategy = Weighted(")[1].split("\n)\n")[0]
     assert shown.split() == example.split("strategy = Weighted(")[1].split("\n    )\n")[0].split()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pandas
 import pytest
@@ -83,6 +85,28 @@ def test_every_kind_of_chart_is_drawn_in_every_format(kind: str, tmp_path: Path)
         draw(chart, tmp_path / f"c.{format}")
         assert (tmp_path / f"c.{format}").read_bytes().startswith(begins)
     assert "A title" in (tmp_path / "c.svg").read_text()
+
+
+def test_no_name_is_cut_in_a_picture_for_a_column() -> None:
+    names = [f"{'M' * 60}{number}" for number in range(4)]
+    heading = f"{names[0]}, seed 1"
+    frame = pandas.DataFrame({"round": 1, "value": 0.5, "method": names})
+    (picture,) = charts.pictures([Chart("c", heading, frame, "lines")], "svg")
+    root = ElementTree.fromstring(picture)
+    ends = {}
+
+    def walk(element: ElementTree.Element, left: float) -> None:
+        moved = re.match(r"translate\(([-\d.]+)", element.get("transform", ""))
+        left += float(moved[1]) if moved else 0
+        if element.text in {heading, *names}:
+            size = float(element.get("font-size", "").removesuffix("px"))
+            ends[element.text] = left + 0.6 * size * 60  # no font has a narrower M
+        for child in element:
+            walk(child, left)
+
+    walk(root, 0)
+    assert {*ends} == {heading, *names}, "all are whole"
+    assert max(ends.values()) < float(root.get("width", ""))
 
 
 def test_a_method_has_one_colour_in_all_charts() -> None:

@@ -21,9 +21,8 @@ def on_train(message: Message, context: Context) -> Message:
     model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     loss = train(model, images, labels)
     metrics = MetricRecord({"num-examples": len(labels), "train-loss": loss})
-    metrics.update(
-        measure(["label_diversity"], labels.tolist(), num_classes=10)
-    )  # what clientwise weighs by
+    # What clientwise weighs by
+    metrics.update(measure(["label_diversity"], labels.tolist(), num_classes=10))
     content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
     return Message(content, reply_to=message)
 

@@ -68,7 +68,7 @@ CONFIG: dict[str, Any] = {
         "labelLimit": 240,
         "title": None,
     },
-    "title": {"color": "currentColor", "anchor": "start", "limit": 500},
+    "title": {"color": "currentColor", "anchor": "start"},
 }
 
 
@@ -101,10 +101,19 @@ def rows(chart: Chart) -> Any:
 
 
 def figure(chart: Chart, width: float = POINTS * PAGE) -> dict[str, Any]:
-    """A chart with its title, as it stands alone: in a notebook, or in a paper."""
-    title = {"text": chart.title, "fontSize": 11}
-    data = {"values": rows(chart).to_dict("records")}
-    return {**specification(chart, width), "data": data, "title": title, "background": "white"}
+    """A chart with its title, as it stands alone: in a notebook, or in a paper.
+
+    The width in points is that of the plot: the picture is as wide as labels, legend and title need.
+    """
+    legend = {**CONFIG["legend"], "labelLimit": 0, "columns": 2}
+    return {
+        **specification(chart, width),
+        "autosize": "pad",
+        "background": "white",
+        "config": {**CONFIG, "legend": legend},
+        "data": {"values": rows(chart).to_dict("records")},
+        "title": {"text": chart.title, "fontSize": 11},
+    }
 
 
 def packed(chart: Chart) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from ..config.settings import HostileClients
 
 DATA_FOLDER = "CLIENTWISE_DATA"  # environment variable: the data folder where no key names one
 MISSING = {
-    "data": "is missing; it may be left out only where arrays are passed to `cw.run`",
+    "data": "is missing; it may be left out only in a deployment, or where arrays are passed to `cw.run`",
     "partition": 'is missing; write partition = "by_id" where the data names its clients (a table does, by its '
     'files or its `client` column), or let clientwise divide it: partition = { name = "iid", clients = 10 }',
 }

@@ -49,14 +49,14 @@ def server_side(experiment: Experiment, path: str) -> FederatedData:
     The file holds the arrays weigh_inputs and weigh_targets, report_inputs and report_targets;
     either pair is optional.
     """
-    parts = _server_parts(path)
     issues = deployment_issues(experiment)
+    if issues:  # before the file is read: it may not exist yet
+        raise ConfigError(experiment.source, issues)
+    parts = _server_parts(path)
     if "report" not in parts and experiment.evaluation.clients_every != 1:
         hint = "must be 1: nodes evaluate the model only in the rounds that it names, and without "
         hint += "report_inputs in the server's samples every round needs an evaluation"
-        issues.append(("evaluation.clients_every", hint))
-    if issues:
-        raise ConfigError(experiment.source, issues)
+        raise ConfigError(experiment.source, [("evaluation.clients_every", hint)])
     return data_held_by(experiment, {}, parts)
 
 

@@ -162,12 +162,21 @@ class Weighted(Strategy):
         self._aggregator = aggregator
         self._test_sizes: dict[int, int] = {}  # of every node's first evaluation
 
-    def start(self, *arguments: Any, **options: Any) -> Result:
-        """As every strategy does; the run folder is closed at the end."""
+    def start(
+        self, grid: Grid, initial_arrays: ArrayRecord, *arguments: Any, **options: Any
+    ) -> Result:
+        """As every strategy does; the run folder is closed at the end.
+
+        Where no round gave a model, the result has the initial arrays. Flower's would have none.
+        """
         try:
-            return super().start(*arguments, **options)
+            result = super().start(grid, initial_arrays, *arguments, **options)
         finally:
             self._aggregator.close()
+        if not result.arrays:
+            log.error("no round gave a model: the result has the initial arrays")
+            result.arrays = initial_arrays
+        return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -196,10 +205,12 @@ class Weighted(Strategy):
             node = reply.metadata.src_node_id
             try:
                 sent, numbers = _read_update(reply)
+                values = self._values(numbers)
+                _require_metrics(values, self._aggregator.asks_for)
             except Exception as error:
                 self._aggregator.refuse(node, error)
                 continue
-            fitted = self._aggregator.accept(node, sent, self._values(numbers))
+            fitted = self._aggregator.accept(node, sent, values)
             if fitted is not None:
                 accepted[node] = _Accepted(reply, fitted, numbers)
         done = self._aggregator.finish()
@@ -315,6 +326,16 @@ def _read_update(message: Message) -> tuple[dict[str, numpy.ndarray], dict[str, 
     (arrays,) = content.array_records.values()
     (metrics,) = content.metric_records.values()
     return _arrays(arrays), dict(metrics)
+
+
+def _require_metrics(metrics: Mapping[str, Metric], names: Iterable[str]) -> None:
+    """ValueError where a client does not send a metric, with what its app has to do."""
+    for name in names:
+        if name not in metrics:
+            raise ValueError(
+                f"no metric {name}: add it to the metrics of the client's reply; "
+                "clientwise.flower.measure computes built-in criteria"
+            )
 
 
 def _set_content(
