@@ -15,7 +15,6 @@ import numpy
 import pandas
 import polars
 import pytest
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.utils.data import (
@@ -30,7 +29,6 @@ from torch.utils.data import (
 
 import clientwise as cw
 from clientwise.errors import ClientwiseError, ConfigError, RunError
-from clientwise.experiment.running.resume import without_client
 from clientwise.record.run import RunFolder
 from recorded import last, rows
 from reported import printed
@@ -628,42 +626,6 @@ def test_columns_of_frames_are_ignored() -> None:
         cw.fit(net(), sites(), ignore=["a"], **QUICK)
 
 
-def test_what_errors_advise_works(run: cw.Run, tmp_path: Path) -> None:
-    whole = frame(90).assign(site=30 * ["north", "south", "west"])
-    with pytest.raises(ClientwiseError) as caught:
-        cw.fit("linear", whole, client="site")
-    advised = str(caught.value).partition("predict: ")[2]
-    code = f"{advised[:-1]}, **QUICK)"
-    fitted = eval(code, {"cw": cw, "network": "linear", "frame": whole, "QUICK": QUICK})
-    assert fitted.weights.index.tolist() == list(NAMES)
-
-    (file,) = run.export("Recommended", 1, tmp_path)
-    with pytest.raises(ClientwiseError, match=r"RUN_FOLDER, module=network\)") as caught:
-        cw.load(file, module=net)
-    network = net()
-    eval(str(caught.value).rpartition(": ")[2], {"network": network, "safetensors": safetensors})
-    assert torch.equal(network.weight, run.module.weight)
-
-
-def test_parts_given_in_python_are_named_where_they_lack(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Own(torch.optim.AdamW):
-        pass
-
-    folder = tmp_path / "run"
-    given = {**QUICK, "optimizer": Own, "resume": True}  # which begins where there is no run
-    cw.fit("linear", sites(), out=folder, **given)
-    assert cw.fit("linear", sites(), out=folder, **given | {"rounds": 3}).facts.rounds == 3
-    monkeypatch.delitem(cw.parts.OPTIMIZERS._parts, "Own")  # as in another process
-    assert cw.load(folder).predict(X).shape == (60,)
-    said = "optimizer Own: given in Python, and the run can be continued only there.*resume=True"
-    with pytest.raises(RunError, match=said):
-        cw.load(folder / "config.toml")
-    with pytest.raises(RunError, match=said):
-        without_client(folder, "north")
-
-
 def test_another_network_of_the_same_shapes_is_noticed(tmp_path: Path) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -848,21 +810,28 @@ def test_a_score_of_a_client_that_is_no_weight(value: float, sampling: dict[str,
     assert str(caught.value) == said
 
 
-def test_other_code_of_a_function_is_noticed(tmp_path: Path) -> None:
+def test_other_code_of_a_function_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def quality(clients: Any) -> Tensor:
         return clients.num_samples
 
     config = {"method": {"name": "mine", "criteria": [quality]}, **QUICK}
-    cw.fit(net, sites(), out=tmp_path / "run", **config)
+    folder = tmp_path / "run"
+    cw.fit("linear", sites(), out=folder, resume=True, **config)  # begins: there is no run yet
 
     def quality(clients: Any) -> Tensor:  # type: ignore[no-redef]
         return 2 * clients.num_samples
 
     config = {"method": {"name": "mine", "criteria": [quality]}, **QUICK, "rounds": 3}
     with pytest.raises(RunError, match="other code or values of the criterion quality"):
-        cw.fit(net, sites(), out=tmp_path / "run", resume=True, **config)
+        cw.fit("linear", sites(), out=folder, resume=True, **config)
     with pytest.raises(ConfigError, match="other processes cannot use your criterion quality"):
         cw.fit("linear", sites(), workers="ray", **config)
+    monkeypatch.delitem(cw.parts.CRITERIA._parts, "quality")  # as in another process
+    assert cw.load(folder).module
+    with pytest.raises(RunError, match="criterion quality: given in Python"):
+        cw.load(folder / "config.toml")
 
 
 class Above:

@@ -289,8 +289,6 @@ def test_a_network_of_ones_own_and_models_that_cannot_predict(
     with pytest.raises(ClientwiseError, match=r"not the columns of a table.*RUN_FOLDER\).predict"):
         cw.load(path)
     with pytest.raises(ClientwiseError, match="is a folder; name a file"):
-        load_predictor(tmp_path)
-    with pytest.raises(ClientwiseError, match="is a folder; name a file"):
         load_predictor(tmp_path / "models")
 
 
