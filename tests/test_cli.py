@@ -304,6 +304,9 @@ def test_the_schema_has_the_parts_of_plugins(config: Path, tmp_path: Path) -> No
 def test_resume_needs_the_folder_of_the_run(config: Path, tmp_path: Path) -> None:
     said = clientwise("run", config, "--resume", cwd=tmp_path, expect=2)
     assert "name the folder of the run" in said
+    assert "no run here to resume" in clientwise(
+        "run", config, "--resume", "--out", tmp_path / "typo", expect=2
+    )
 
 
 def test_a_plugin_beside_the_config(config: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:

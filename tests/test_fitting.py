@@ -463,15 +463,15 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another column": (
         {"clients": {"north": frame(40), "south": frame(50)}, "target": "Y"},
-        "north, south: no column 'Y'; known: a, b, c, d, e, y; correct",
+        "north, south: no column 'Y'; did you mean 'y'",
     ),
     "a column less": (
         {"clients": [frame(40).drop(columns="b"), *[frame(40)] * 8], "target": "y"},
         "^client 0: no column 'b', which others have; .* add the column, or put it into `ignore`",
     ),
     "one frame": (
-        {"clients": frame(40), "target": "y"},
-        r"clients: is DataFrame.*groupby\('site'\)",
+        {"clients": frame(40), "client": "site"},
+        r"clients: is one frame.*groupby\('site'\)",
     ),
     "tests of other clients": (
         {"test": {"north": GOOD}},
@@ -810,21 +810,28 @@ def test_a_score_of_a_client_that_is_no_weight(value: float, sampling: dict[str,
     assert str(caught.value) == said
 
 
-def test_other_code_of_a_function_is_noticed(tmp_path: Path) -> None:
+def test_other_code_of_a_function_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def quality(clients: Any) -> Tensor:
         return clients.num_samples
 
     config = {"method": {"name": "mine", "criteria": [quality]}, **QUICK}
-    cw.fit(net, sites(), out=tmp_path / "run", **config)
+    folder = tmp_path / "run"
+    cw.fit("linear", sites(), out=folder, resume=True, **config)  # begins: there is no run yet
 
     def quality(clients: Any) -> Tensor:  # type: ignore[no-redef]
         return 2 * clients.num_samples
 
     config = {"method": {"name": "mine", "criteria": [quality]}, **QUICK, "rounds": 3}
     with pytest.raises(RunError, match="other code or values of the criterion quality"):
-        cw.fit(net, sites(), out=tmp_path / "run", resume=True, **config)
+        cw.fit("linear", sites(), out=folder, resume=True, **config)
     with pytest.raises(ConfigError, match="other processes cannot use your criterion quality"):
         cw.fit("linear", sites(), workers="ray", **config)
+    monkeypatch.delitem(cw.parts.CRITERIA._parts, "quality")  # as in another process
+    assert cw.load(folder).module
+    with pytest.raises(RunError, match="criterion quality: given in Python"):
+        cw.load(folder / "config.toml")
 
 
 class Above:

@@ -286,10 +286,8 @@ def test_a_network_of_ones_own_and_models_that_cannot_predict(
     digits = {"name": "d", "rounds": 1, "data": "digits", "model": "linear", "methods": ["FedAvg"]}
     run = cw.Run(cw.run(digits | {"partition": {"name": "iid", "clients": 2}}, tmp_path / "digits"))
     (path,) = run.export("FedAvg", 1, tmp_path / "models")
-    with pytest.raises(ClientwiseError, match="its inputs are not the columns of a table"):
+    with pytest.raises(ClientwiseError, match=r"not the columns of a table.*RUN_FOLDER\).predict"):
         cw.load(path)
-    with pytest.raises(ClientwiseError, match="is a folder; name a file"):
-        load_predictor(tmp_path)
     with pytest.raises(ClientwiseError, match="is a folder; name a file"):
         load_predictor(tmp_path / "models")
 

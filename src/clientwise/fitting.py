@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from .data.arrays import is_frame
 from .data.division import Division, hand_out
 from .data.federated import FederatedData, Samples
 from .data.own import OwnData, read_own
@@ -117,6 +118,11 @@ def fit(
     """
     if isinstance(clients, nn.Module):
         raise ClientwiseError("the network comes first: cw.fit(network, clients)")
+    if is_frame(clients):
+        raise ClientwiseError(
+            "clients: is one frame. Where its column 'site' names the clients, and 'y' is what to predict: "
+            "cw.fit(network, dict(list(frame.groupby('site'))), target='y', ignore='site')"
+        )
     for key in {"data", "partition"} & options.keys():
         hint = "of cw.run: the clients of cw.fit have their samples"
         raise ConfigError("config", [(key, hint)])
@@ -185,8 +191,8 @@ def run(
         model: your own network instead of the config's. With a module, every seed starts from its
             numbers. A function or class makes a network for every seed; it takes no arguments, or
             the shape of a sample and the number of outputs.
-        resume: continue the run in `out`, or add rounds, seeds and methods to it. The results are
-            those of a run that was not interrupted.
+        resume: continue the run in `out`, or add rounds, seeds and methods to it; where there is none yet, it
+            begins. The results are those of a run that was not interrupted.
         accept_changes: resume although the data, the code of plugins or versions have changed; the
             run records what changed. Without it, such a run is refused.
         progress: whether to show progress; by default in a terminal or notebook.

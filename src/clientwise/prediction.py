@@ -147,6 +147,14 @@ def load_predictor(path: str | Path, module: OwnNetwork | None = None) -> Predic
             a function that makes one.
     """
     header, tensors = read_model(Path(path))
+    if header.table is None:
+        own = ", module=network" if header.network is None else ""
+        options = ", strict=False" if header.frozen else ""
+        raise ClientwiseError(
+            f"{path}: its inputs are not the columns of a table. Predict by the run: "
+            f"cw.load(RUN_FOLDER{own}).predict(INPUTS); or load the weights into your network: "
+            f"network.load_state_dict(safetensors.torch.load_file({str(path)!r}){options})"
+        )
     try:
         make_network = _network(header, module)
         check_parameters(described(make_network), COPIES)
@@ -157,12 +165,8 @@ def load_predictor(path: str | Path, module: OwnNetwork | None = None) -> Predic
         raise ClientwiseError(f"{path}: cannot be used to predict: {reason}") from None
 
 
-def predictor(network: nn.Module, kind: str, table: Encoding | None, outputs: int) -> Predictor:
-    """A network with what its inputs are made from; ValueError where that is not known."""
-    if table is None:
-        raise ValueError(
-            "its inputs are not the columns of a table (run.model gives the network in Python)"
-        )
+def predictor(network: nn.Module, kind: str, table: Encoding, outputs: int) -> Predictor:
+    """A network with what its inputs are made from; ValueError where they do not fit."""
     problem = named_problem(kind, len(table.classes))
     if outputs not in (problem.num_outputs(torch.Size()), problem.num_classes):
         raise ValueError(f"it has {outputs} outputs and {len(table.classes)} classes")

@@ -85,6 +85,8 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
     >>> suggest("priorty", ["priority", "name"])
     "; did you mean 'priority'?"
+    >>> suggest("AdamW", ["adam", "adamw"])
+    "; did you mean 'adamw'?"
     """
     known = sorted(known)
     close = closest(word, known)
@@ -99,7 +101,9 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     """The known word that an unknown one is probably meant to be."""
     if len(word) > 100:  # to compare a long text takes seconds
         return None
-    return next(iter(difflib.get_close_matches(word, sorted(known), n=1)), None)
+    known = sorted(known)
+    in_other_case = [one for one in known if one.lower() == word.lower()]
+    return next(iter(in_other_case or difflib.get_close_matches(word, known, n=1)), None)
 
 
 @dataclass(frozen=True)

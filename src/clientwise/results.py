@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from .errors import ClientwiseError, RunError, needing
-from .experiment.config.parts import make
-from .experiment.load import load_experiment
+from .experiment.config.parts import make, read_part
+from .experiment.load import import_plugins, load_experiment
 from .models.flat import fill
 from .models.modules import OwnModel, OwnNetwork
 from .models.networks import MODELS, initialised
@@ -402,11 +402,12 @@ class Run:
         about = self._record.model_facts(seed)
         make_network: Any = self._own
         if make_network is None:
-            part = load_experiment(self.folder / "config.toml").model
-            if part is None:
+            import_plugins(self.folder / "config.toml")
+            named = self.config.get("model")
+            if named is None:
                 hint = f"open it with cw.load({str(self.folder)!r}, module={about.name})"
                 raise RunError(f"{self._record.id}: was given a network of your own: {hint}")
-            make_network = make(MODELS, part)
+            make_network = make(MODELS, read_part(MODELS, named))
         (first, *_) = self.config.get("seeds") or [seed]
         made = partial(make_network, about.network_shape, about.outputs)
         return initialised(made, first).float()  # as it was trained

@@ -398,8 +398,6 @@ def test_a_folder_that_is_not_this_run_is_left_alone(tiny: dict[str, Any], tmp_p
     (tmp_path / "mine" / "thesis.tex").write_text("do not touch")
     with pytest.raises(RunError, match="not empty, and not a run"):
         cw.run(tiny, tmp_path / "mine")
-    with pytest.raises(RunError, match="no run here to resume"):
-        cw.run(tiny, tmp_path / "typo", resume=True)
     with pytest.raises(RunError, match="cannot be written to"):
         cw.run(tiny, tmp_path / "mine" / "thesis.tex" / "run")
     with locked(folder), pytest.raises(RunError, match="another clientwise process"):

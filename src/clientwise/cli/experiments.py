@@ -129,6 +129,8 @@ def run(
             fail("--resume: name the folder of the run: clientwise run FOLDER --resume")
     if isinstance(loaded, Matrix):
         _run_matrix(loaded, folder, resume, jobs, accept_changes)
+    elif folder and resume and not any(folder.glob("*")):
+        fail(f"{folder}: there is no run here to resume")
     else:
         _run_and_show(loaded, folder, resume, accept_changes)
 

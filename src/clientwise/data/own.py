@@ -130,7 +130,7 @@ def _by_name(clients: Any) -> dict[str, Any]:
     if not isinstance(clients, Mapping | list | tuple) or not clients:
         raise DataError(
             f"clients: is {type(clients).__name__}: pass a dictionary, {{'north': ..., 'south': ...}}, or a list; a "
-            f"client has {KINDS}; of one frame: {{name: part for name, part in frame.groupby('site')}}"
+            f"client has {KINDS}"
         )
     if isinstance(clients, Mapping):
         named = {str(name): own for name, own in clients.items()}

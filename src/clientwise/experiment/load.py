@@ -10,7 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..errors import ConfigError
+from ..errors import ConfigError, RunError
+from ..record.database import recorded_fact
+from ..record.files import CONFIG
+from ..registry import IMPORTED, listed
 from .checks.combinations import config_issues
 from .config.methods import MethodSettings
 from .config.parts import Reading
@@ -57,10 +60,22 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
     except ValidationError as error:
         issues += issues_of(error, Experiment)
     if issues:
+        _refuse_given_in_python(Path(where))
         raise ConfigError(where, issues)
     experiment._source = where
     experiment._given = reading.given
     return experiment
+
+
+def _refuse_given_in_python(file: Path) -> None:
+    """RunError where a run's config names parts that were given in Python, and are not there now."""
+    given = recorded_fact(file.parent, "functions") if file.name == CONFIG else None
+    known = {f"{registry.kind} {name}" for registry in IMPORTED.values() for name in registry}
+    if lacking := [one for one in given or () if one not in known]:
+        raise RunError(
+            f"{file}: {listed(lacking)}: given in Python, and the run can be continued only there: "
+            f"cw.fit(..., out={str(file.parent)!r}, resume=True), or cw.run, with the same arguments"
+        )
 
 
 def load_method(method: str | Mapping[str, Any], where: str) -> MethodSettings:

@@ -67,7 +67,7 @@ class HostRecord:
         config = {"name": name, "seeds": [seed], "methods": [settings.to_dict()]}
         with ExitStack() as stack:
             refuse_run(folder)
-            claim(folder, resume=False)
+            claim(folder)
             stack.enter_context(locked(folder))
             write_atomically(folder / CONFIG, tomli_w.dumps(config).encode())
             write_atomically(folder / VERSIONS, json.dumps(versions(), indent=2).encode())

@@ -53,10 +53,9 @@ def new_folder(name: str, parent: Path = Path("runs")) -> Path:
             number += 1
 
 
-def claim(folder: Path, resume: bool) -> None:
+def claim(folder: Path) -> None:
     """Make the folder, so that it can be locked. A folder with other files is refused."""
-    if is_new(folder, CONFIG, BEST) and resume and not any(folder.glob("*")):
-        raise RunError(f"{folder}: there is no run here to resume")
+    is_new(folder, CONFIG, BEST)
     make_folder(folder)
 
 

@@ -23,7 +23,7 @@ from ...engine.shards import slots
 from ...engine.wrapping import EmbeddedEngine
 from ...errors import RunError
 from ...record.facts import MODEL_OF_SEED, current_minute
-from ...record.files import CONFIG, VERSIONS, locked
+from ...record.files import BEST, CONFIG, VERSIONS, locked
 from ...record.store import Store
 from ...writing import write_atomically
 from ..build.data import build_data, data_folder, scored
@@ -50,6 +50,7 @@ from .resume import (
     config_so_far,
     extended,
     has_changed,
+    is_new,
     new_folder,
     refuse_other_config,
 )
@@ -95,7 +96,10 @@ def run(
             if out is None:
                 raise RunError("resume=True: out= must name the run folder to resume")
             folder = Path(out)
-            _take(folder, resume, stack)
+            with _writable(folder):
+                resume = not is_new(folder, CONFIG, BEST)  # where there is no run yet, one begins
+        if resume:
+            _take(folder, stack)
             before = config_so_far(folder)
         if before is not None:
             refuse_other_config(folder, before, experiment)
@@ -108,7 +112,7 @@ def run(
         if not resume:
             with _writable(Path("runs")):
                 folder = new_folder(experiment.name) if out is None else Path(out)
-            _take(folder, resume, stack)
+            _take(folder, stack)
         if before is None:
             _begin(folder, experiment)
         try:
@@ -140,10 +144,10 @@ def run(
     return folder
 
 
-def _take(folder: Path, resume: bool, stack: ExitStack) -> None:
+def _take(folder: Path, stack: ExitStack) -> None:
     """Make a run folder where it is not there, and lock it until the stack is closed."""
     with _writable(folder):
-        claim(folder, resume)
+        claim(folder)
         stack.enter_context(locked(folder))
 
 
