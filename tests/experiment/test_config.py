@@ -183,6 +183,10 @@ def test_clients_without_test_sets_cannot_be_asked_to_test(tiny: dict[str, Any])
         ),
         (f"seeds = {list(range(20_000))}", "seeds = .*: must have at most 10000 items"),
         (
+            f"[[hostile]]\nclients = 1\nattack = {[1] * 101}",
+            r"hostile\[0\].attack = .*: must have at most 100 attacks",
+        ),
+        (
             f"methods = [{{name = '{'é' * 101}', like = 'FedAvg'}}]",
             r"methods\[0\].name = .*: must have 1 to 200 bytes",
         ),

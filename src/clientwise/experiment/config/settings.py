@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from ...attacks import ATTACKS
 from ...core.clock import Seconds
@@ -243,7 +244,7 @@ def _as_list(value: Any) -> Any:
     if not isinstance(value, list):
         return [value]
     if len(value) > MOST_ATTACKS:
-        raise ValueError(f"has {len(value):,} attacks; at most {MOST_ATTACKS} are possible")
+        raise PydanticCustomError("attacks", f"must have at most {MOST_ATTACKS} attacks")
     return value
 
 
