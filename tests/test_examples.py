@@ -20,8 +20,9 @@ def output(name: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def results(text: str) -> dict[str, float]:
-    """The metric of every method: lines such as "  FedAvg  accuracy 95.6% ± 0.9"."""
-    found = re.findall(r"^  (\S+) +(?:accuracy|dice|macro_f1|rmse) ([\d.]+)", text, re.MULTILINE)
+    """The metric of every method: lines such as "  FedAvg 95.6% ± 0.9" below the head of the table."""
+    _, table = re.split(r"^ *method .*$", text, maxsplit=1, flags=re.MULTILINE)
+    found = re.findall(r"^ *(\S+)(?:\s[†‡]+)? +([\d.]+)%?(?: ±.*)?$", table, re.MULTILINE)
     return {method: float(value) for method, value in found}
 
 
