@@ -20,7 +20,7 @@ from ...registry import needs
 from ..aggregation.robust import combine
 from ..types import Gathered, LookBack, Posterior, Scanned
 from .backdoor import watch
-from .base import EVIDENCE, PageTest, StandardErrors, Strength, enlist, moved, with_rows
+from .base import EVIDENCE, Evidence, PageTest, StandardErrors, Strength, enlist, moved, with_rows
 
 GROUPS = 20  # of held-out samples, whose gradients are the witnesses
 LEAST_COMPARED = 5  # samples of a group where their loss compares them with each other
@@ -124,6 +124,10 @@ class Significance(PageTest):
     history: bool = False
     copies: bool = False
     backdoors: bool = False
+
+    def for_trial(self) -> Evidence:
+        """Without the scan."""
+        return replace(self, backdoors=False)
 
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]

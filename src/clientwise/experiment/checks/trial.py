@@ -131,6 +131,7 @@ def _alone(method: Method) -> Method:
         method,
         training=training,
         fine_tune=fine_tune,
+        evidence=method.evidence and method.evidence.for_trial(),
         bounds=None,
         control=None,
         pace=Pace(),
