@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -209,6 +210,7 @@ def test_killed_after_a_round_no_step_is_missing_or_twice(
     assert processes.run(CRASH, config, folder).returncode == 77
     uri = (folder / "mlruns").as_uri()
     assert len(mlflow_curves(uri, mlflow_runs(uri)["FedAvg", "1"])["loss"]) == 3
+    time.sleep(1.1)  # TensorBoard orders files by the second in which they began
     seen: list[int] = []
     cw.run(
         config,
