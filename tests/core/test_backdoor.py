@@ -70,7 +70,7 @@ def gathered(network: ServerNetwork | None, updates: Tensor, start: Tensor) -> G
         criteria={},
         judge=lambda models: pytest.fail("the scan judges no model"),
         train_server=lambda start, training: model(),
-        network=network,
+        network=lambda: network,
     )
 
 

@@ -228,7 +228,7 @@ class Cohort:
             judge=self.judge,
             train_server=self.train_server,
             gradients=None if self._clients_judge else self.engine.server_gradients,
-            network=None if self._clients_judge else self.engine.server_network(),
+            network=None if self._clients_judge else self.engine.server_network,
             compares_samples=self.engine.problem.loss.compares_samples,
             seed=derive_seed(self.plan.seed, "gathered", state.round_num + 1),
             training=self.method.scheduled(self.method.training, self.state.round_num + 1),

@@ -295,7 +295,7 @@ class Gathered:
     # See `Engine.server_gradients`; None where clients judge, or the server has no samples
     gradients: Callable[[Tensor, Sequence[Sequence[int]]], Tensor] | None = None
     compares_samples: bool = False  # whether the loss of a sample depends on the others (Cox's)
-    network: ServerNetwork | None = None  # see `Engine.server_network`
+    network: Callable[[], ServerNetwork | None] | None = None  # see `Engine.server_network`
 
     def server_update(self) -> Tensor:
         """The update [d] of training the global model on the server's set, as a client would."""

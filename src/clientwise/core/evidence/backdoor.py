@@ -240,7 +240,7 @@ def watch(gathered: Gathered, memory: Mapping[str, Tensor]) -> Scanned:
         gathered: the round.
         memory: what the evidence keeps between rounds.
     """
-    network = gathered.network
+    network = gathered.network() if gathered.network else None
     if network is None:
         return Scanned(notes=("no scan for backdoors: it needs classes and inputs of numbers",))
     kept = {
