@@ -452,3 +452,12 @@ def test_a_new_config_runs(tmp_path: Path) -> None:
     assert "Recommended" in clientwise(*run, cwd=tmp_path)
     clientwise("new", "rows.csv", "--out", "age.toml", "--target", "age", cwd=tmp_path)
     assert "regression" in clientwise("check", "age.toml", cwd=tmp_path)
+
+
+def test_check_of_a_config_without_a_partition_says_so_also_with_data(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(
+        'name = "c"\nrounds = 2\ndata = "digits"\n[training]\nlearning_rate = 0.1\n',
+        encoding="utf-8",
+    )
+    assert "partition: is missing" in clientwise("check", config, "--data", expect=2)

@@ -158,9 +158,12 @@ def check(
         _check_matrix(loaded)
         return
     assert loaded is not None, "what is wrong was refused"
+    lines = describe(loaded, _deployed_data(loaded, server_data))
     if with_data or figure:
+        if loaded.data is None or loaded.partition is None:
+            fail(f"{file}: names no data, or no partition: --data has nothing to show")
         _show_data(loaded, figure)
-    print_lines(describe(loaded, _deployed_data(loaded, server_data)))
+    print_lines(lines)
     others = f" (and its presets: {', '.join(presets)})" if presets else ""
     out.print(f"[green]ok:[/] {escape(f'{file}{others}')}", soft_wrap=True)
 
