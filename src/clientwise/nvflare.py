@@ -129,7 +129,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
 
     def _make(self) -> Aggregator:
         stated = {} if self.weights is None else {"weights": self.weights}
-        made = Aggregator(
+        return Aggregator(
             self.method,
             criteria=self.criteria,
             clients=self.clients,
@@ -141,9 +141,6 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
             rounds=self._context().get_prop(AppConstants.NUM_ROUNDS),
             **(stated | self.server_side()),
         )
-        if made.draws_clients:
-            raise ValueError("`sampling` of a method does not run here: NVFlare chooses the sites")
-        return made
 
     def _context(self) -> FLContext:
         if self.fl_ctx is None:

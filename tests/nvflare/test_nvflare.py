@@ -137,12 +137,6 @@ def test_weights_by_a_function_of_the_sites_metrics(tmp_path: Path) -> None:
     assert aggregator.aggregate_model().params["bias"] == pytest.approx([2.0, 2.0])
 
 
-def test_nvflare_chooses_the_sites(tmp_path: Path) -> None:
-    table = {"name": "mine", "like": "FedAvg", "sampling": "by_score"}
-    with pytest.raises(ValueError, match="NVFlare chooses the sites"):
-        in_job(MethodAggregator(table, folder=str(tmp_path / "run")))
-
-
 def test_what_nvflare_does_not_tell_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="not part of a running job"):
         MethodAggregator("FedAvg").reset_stats()

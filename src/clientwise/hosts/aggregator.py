@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -143,7 +143,6 @@ class Aggregator:
         if self._folder is not None:
             refuse_run(self._folder)  # before clients train for a round that cannot be recorded
         self._is_closed = False
-        self._has_chosen = False
         self._planned = rounds
         self._reported_on = "no samples: the server has none"
         if report is not None:
@@ -175,36 +174,10 @@ class Aggregator:
             self.accept(client, arrays, (values or {}).get(client, {}))
         return self.finish()
 
-    def choose(self, clients: Iterable[Client], size: int) -> list[Client]:
-        """Draw the clients of the next round, for a method with `sampling`. Call it before `begin`.
-
-        Args:
-            clients: those that can be asked now. A client that has not sent criteria yet has the mean
-                score.
-            size: how many to draw.
-        """
-        sampling = self._method.sampling
-        if sampling is None:
-            raise ValueError(f"{self._method.name} does not draw clients: it has no `sampling`")
-        self._has_chosen = True
-        listed = sorted(set(clients), key=str)
-        scores = torch.full((len(listed),), math.nan, dtype=torch.float64)
-        if self._layout is not None:
-            known = self._named_method.last_scores(self._state)
-            for row, client in enumerate(listed):
-                if client in self._numbers:
-                    scores[row] = known[self._numbers[client]]
-        drawn = sampling.draw(scores, len(listed), size, self._seed, self.round_num + 1)
-        return [listed[row] for row in drawn]
-
     def begin(self, model: Arrays) -> None:
         """Begin a round with the global model that clients are sent; an unfinished one is dropped."""
         if self._is_closed:
             raise RuntimeError("the aggregator is closed: make another one, with another folder")
-        if self.draws_clients and not self._has_chosen:
-            raise RuntimeError(
-                f"{self._method.name} draws the clients: call `choose` before `begin`, and ask those"
-            )
         self._replies = _Replies()
         if self._layout is None:
             self._layout = Layout(model, self._spec)
@@ -251,7 +224,6 @@ class Aggregator:
         began = time.perf_counter()
         replies = self._replies
         self._replies = _Replies()
-        self._has_chosen = False
         failures, without_row = self._failures(replies)
         self._engine.updates = Updates.failed(failures, self._engine.initial_model)
         if replies.updates:
@@ -300,11 +272,6 @@ class Aggregator:
     def asks_for(self) -> tuple[str, ...]:
         """The values that must come with every update."""
         return self._values.asked
-
-    @property
-    def draws_clients(self) -> bool:
-        """Whether the method draws the clients of a round; see `choose`."""
-        return self._method.sampling is not None
 
     # Updates -------------------------------------------------------------------------------------
 
