@@ -1,4 +1,4 @@
-"""Regression: numbers to predict, measured by RMSE, with Huber's loss against outliers.
+"""Regression: numbers to predict, measured by RMSE, with a loss that outliers move little.
 
     python examples/regression.py
 
@@ -34,7 +34,7 @@ def main() -> None:
         methods=["FedAvg", "Recommended"],
         seeds=[1, 2, 3],
         rounds=20,
-        training={"epochs": 1, "batch_size": 10, "learning_rate": 0.01, "loss": "huber"},
+        training={"epochs": 1, "batch_size": 10, "learning_rate": 0.01, "loss": "mae"},
     )
     print(run)
     print(run.weights[20].unstack(sort=False).round(2))

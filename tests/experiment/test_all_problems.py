@@ -160,19 +160,17 @@ def test_a_wrong_cell_does_not_hide_those_of_others(federations: Path) -> None:
 def test_paths_start_from_the_folder_of_the_config(
     table: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the command runs in another folder: data, plugins, traces, --set and federations."""
+    """Also where the command runs in another folder: data, plugins, --set and federations."""
     folder = tmp_path / "study"
     (folder / "code").mkdir(parents=True)
     (folder / "data").mkdir()
     write_rows(folder / "rows.csv")
     write_rows(folder / "data" / "rows.csv")
     (folder / "code" / "paths_of_study.py").write_text("")
-    (folder / "speeds.csv").write_text("speed\n1\n2\n3\n")
     table |= {
         "plugins": ["paths_of_study"],
         "plugin_dir": "code",
         "data_dir": ".",
-        "devices": {"traces": "speeds.csv"},
     }
     file = write(folder / "own.toml", table)
     monkeypatch.chdir(tmp_path)
@@ -180,8 +178,6 @@ def test_paths_start_from_the_folder_of_the_config(
     experiment = load_experiment(relative)
     assert experiment.data_dir == str(folder)
     assert experiment.plugin_dir == str(folder / "code")
-    assert experiment.devices is not None
-    assert experiment.devices.traces == str(folder / "speeds.csv")
     changed = load_experiment(relative, ["data_dir=data", "initial_model=first.safetensors"])
     assert changed.data_dir == str(folder / "data")
     assert changed.initial_model == str(folder / "first.safetensors")

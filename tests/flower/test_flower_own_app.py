@@ -1,4 +1,4 @@
-"""What users of Flower ask of a strategy: weights of their own, the best model.
+"""What users of Flower ask of a strategy: weights of their own.
 
 The apps are real and their nodes are in this process; only the transport is missing.
 """
@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy
 import pytest
-import torch
-from torch import nn
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
@@ -20,9 +18,8 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Result
 from grid import LoopGrid
-from safetensors.torch import load_file
 
-from clientwise.flower import MethodStrategy, Weighted
+from clientwise.flower import Weighted
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
 FIRST = 1000  # the first node's id
@@ -110,21 +107,3 @@ def test_a_function_of_the_replies_metrics_weighs() -> None:
     found = strategy.rounds[1].weights
     shares = [found[FIRST + number] for number in range(3)]
     assert shares == pytest.approx((roots / roots.sum()).tolist())
-
-
-def test_a_method_keeps_its_best(tmp_path: Path) -> None:
-    network = nn.Linear(2, 1, bias=False)
-    inputs = torch.eye(2)
-    strategy = MethodStrategy(
-        FedAvg(fraction_train=0.5),
-        model=network,
-        samples=(inputs, 5 * inputs.sum(1, keepdim=True)),
-        method="FedAvg",
-        keep_best="loss",
-        folder=tmp_path / "run",
-    )
-    grid = NodesGrid(numbers_app(), 4)
-    start = ArrayRecord({"weight": Array(numpy.zeros((1, 2), "float32"))})
-    strategy.start(grid, start, num_rounds=3)
-    assert all(len(asked) == 2 for asked in grid.asked)
-    assert load_file(tmp_path / "run" / "best.safetensors")["weight"].shape == (1, 2)

@@ -24,7 +24,6 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.job_config.fed_job_config import FedJobConfig
-from safetensors import safe_open
 
 import clientwise as cw
 import processes
@@ -200,6 +199,3 @@ def test_a_job_with_a_poisoned_site(options: tuple[str, ...], tmp_path: Path) ->
     assert sorted(weights) == ["site-1", "site-2", "site-3", "site-4"]
     assert sum(weights.values()) == pytest.approx(1)
     assert weights["site-4"] < 0.05
-    with safe_open(run.folder / "best.safetensors", "pt") as best:
-        value = float(best.metadata()["value"])
-    assert value == pytest.approx(run.frame("rounds")["metric"].max())

@@ -23,7 +23,7 @@ from ..core.weights.scores import Score
 from ..errors import plain
 from .engine import Arrays, HostEngine, Layout, Pair, server_engine
 from .methods import build, settings_of
-from .record import BestModel, HostRecord, refuse_run
+from .record import HostRecord, refuse_run
 from .values import (
     WEIGHT,
     Client,
@@ -49,7 +49,6 @@ class AggregatorOptions(TypedDict, total=False):
     seed: int
     folder: str | Path | None
     weights: Weights | None
-    keep_best: str | None
 
 
 class Aggregator:
@@ -81,8 +80,6 @@ class Aggregator:
         seed: of the order of samples in fine-tuning.
         folder: a new run folder for the record, which `clientwise show` and `report` read.
         rounds: how many rounds are planned, for the record.
-        keep_best: "loss" or the problem's metric, measured on the server's samples: the best model so
-            far by it is kept as `best.safetensors` in `folder`.
 
     Attributes:
         round_num: the number of rounds so far.
@@ -115,7 +112,6 @@ class Aggregator:
         seed: int = 1,
         folder: str | Path | None = None,
         rounds: int | None = None,
-        keep_best: str | None = None,
     ) -> None:
         self.round_num = 0
         functions = dict(measured_here or {})
@@ -128,11 +124,6 @@ class Aggregator:
         self._method = build(self._settings, learning_rate, weigh is not None)
         num_clients = MAX_CLIENTS if clients is None else len(clients)
         self._engine = HostEngine(num_clients, self._server, num_classes)
-        self._best = None
-        if keep_best is not None:
-            if self._server is None:
-                raise ValueError("keep_best needs samples of the server: give `model` and `report`")
-            self._best = BestModel(keep_best, self._engine.problem, folder)
         self._values = ClientValues(self._method.criteria, functions, self._engine.problem, weights)
         # May be an array, which is neither true nor false
         named = () if clients is None else clients
@@ -238,8 +229,6 @@ class Aggregator:
         self.round_num = record.round_num
         refusals = {client: str(reason) for client, reason in replies.refusals.items()}
         done = aggregate_of(record, layout.named(self._state.model), client_of, refusals)
-        if self._best is not None and record.report is not None:
-            self._best.offer(record.report, done.model, record.round_num)
         record = replace(record, notes=(*map(plain, without_row), *record.notes))
         self._values.remember(done.criteria)
         self._write(record, time.perf_counter() - began)

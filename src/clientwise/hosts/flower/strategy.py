@@ -113,8 +113,8 @@ class Weighted(Strategy):
         normalise: how each criterion is scaled across clients; the score's own default if None.
         measured_here: functions of a reply's arrays, by criterion, for what the server measures
             itself. A client's claim for such a criterion is ignored.
-        options: `num_classes` (the upper bound of `label_diversity`), `folder`, `keep_best` and
-            `weights` of `cw.Aggregator`; the last one stands instead of `criteria`.
+        options: `num_classes` (the upper bound of `label_diversity`), `folder` and `weights` of
+            `cw.Aggregator`; the last one stands instead of `criteria`.
 
     Attributes:
         rounds: `RoundWeights` of every training round so far.
@@ -357,7 +357,7 @@ class MethodStrategy(Weighted):
         model: the network whose state the arrays are.
         samples: (inputs, targets) that the server holds: it weighs by them and fine-tunes on them.
         method: a name of `clientwise list methods`, or a table as in TOML with `name` and `like`.
-        options: `num_classes`, `learning_rate`, `seed`, `folder`, `keep_best` and `weights` of
+        options: `num_classes`, `learning_rate`, `seed`, `folder` and `weights` of
             `cw.Aggregator`.
 
     Attributes:
