@@ -26,7 +26,7 @@ from .candidates import (
     with_old_model,
 )
 from .cohort import Cohort
-from .engine import CountsLabels, Engine
+from .engine import CountsLabels, Engine, RemembersClaims
 from .evaluation import Evaluations, record_round, why_kept
 from .evidence.backdoor import loss_with, unlearned
 from .feedback import Adapted, Order, Search, all_orders
@@ -55,6 +55,8 @@ def run_round(
 
     cohort = Cohort(asked, state, method, plan, engine)
     cohort.gather(task)
+    if isinstance(engine, RemembersClaims):
+        engine.remember_claims(cohort.client_ids)
     search = adjust_priority(cohort)
     chosen = search.chosen if search else aggregate_cohort(cohort, state.priority)
 
