@@ -187,7 +187,7 @@ def test_paths_start_from_the_folder_of_the_config(
     monkeypatch.chdir("/")
     assert cw.run(run.folder / "config.toml", run.folder, resume=True, rounds=2, progress=False)
 
-    del table["devices"], table["plugins"], table["plugin_dir"], table["data_dir"]
+    del table["plugins"], table["plugin_dir"], table["data_dir"]
     one, two = {"data_dir": "data"}, {"partition": {"name": "iid", "clients": 2}}
     table["matrix"] = {"attacks": {}, "data": {"one": one, "two": two}}
     cells = load_matrix(write(folder / "matrix.toml", table)).cells
