@@ -285,6 +285,43 @@ def test_the_attack_of_the_docs_works_as_printed(config: dict[str, Any]) -> None
     assert sent(federation)[4].tolist() == [1.0] * 650
 
 
+@pytest.mark.parametrize("name", list(ATTACKS))
+def test_an_attack_changes_nothing_in_place_and_draws_from_its_generator(name: str) -> None:
+    attack: Attack = ATTACKS.get(name)(**OPTIONS.get(name, {}))
+    needs = ATTACKS.declared(name).needs
+    updates = torch.randn(5, 20, generator=generator(1, "updates"))
+    truth = {"size": torch.tensor([4.0])}
+    honest = Honest(updates, {"size": torch.arange(1.0, 6.0)}, {"size": 100.0}, 2, judge=flat)
+
+    def known() -> Knowledge:
+        return Knowledge(
+            updates[0].clone(),
+            torch.zeros(20),
+            generator(1, "attack"),
+            last_model=torch.ones(20) if "last_model" in needs else None,
+            cohort=honest if "whole_cohort" in needs else None,
+            active_rounds=1,
+        )
+
+    seen_first = known()
+    forged = attack.forge(seen_first)
+    assert torch.equal(seen_first.model, updates[0])
+    assert forged.shape == (20,)
+    assert torch.equal(forged.nan_to_num(), attack.forge(known()).nan_to_num())
+    assert attack.claim(truth, known()).keys() == truth.keys()
+    targets = torch.arange(30) % 10
+    labels, again = (attack.relabel(targets, CLASSES, generator(1, "relabel")) for _ in range(2))
+    assert torch.equal(targets, torch.arange(30) % 10)
+    assert torch.equal(labels, again)
+    assert bool(((labels >= 0) & (labels < 10)).all())
+
+
+def flat(updates: Tensor) -> Evaluation:
+    """Every model has the same loss."""
+    zeros = torch.zeros(len(updates), 1, dtype=torch.float64)
+    return Evaluation(torch.tensor([20]), zeros, zeros, zeros, sample_losses=zeros.expand(-1, 20))
+
+
 # Labels and backdoors ----------------------------------------------------------------------------------------------
 
 

@@ -793,8 +793,7 @@ def test_a_function_declares_what_it_reads() -> None:
 
 
 @pytest.mark.parametrize("value", [-0.25, math.nan, math.inf])
-@pytest.mark.parametrize("sampling", [{}, {"sampling": "by_score"}])
-def test_a_score_of_a_client_that_is_no_weight(value: float, sampling: dict[str, Any]) -> None:
+def test_a_score_of_a_client_that_is_no_weight(value: float) -> None:
     def odd(dataset_size: Tensor) -> Tensor:
         is_smallest = dataset_size == dataset_size.min()
         return torch.where(is_smallest & (dataset_size < 1), value, dataset_size)
@@ -804,7 +803,7 @@ def test_a_score_of_a_client_that_is_no_weight(value: float, sampling: dict[str,
     said = (
         f"score odd returned {value:g} for client {smallest}: a score must be finite and 0 or more"
     )
-    method = {"name": "mine", "criteria": ["dataset_size"], "score": odd, **sampling}
+    method = {"name": "mine", "criteria": ["dataset_size"], "score": odd}
     with pytest.raises(cw.ClientwiseError) as caught:
         cw.fit(net(), clients, method=method, **QUICK)
     assert str(caught.value) == said

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 import clientwise as cw
-from clientwise.attacks import ATTACKS
 from clientwise.core.aggregation.rules import RULES, Ruled, State
 from clientwise.core.criteria import CRITERIA, Arrivals
-from clientwise.core.objective.metrics import METRICS
 from clientwise.core.weights.scores import Score, Term
 from clientwise.engine.local import LocalEngine
 from clientwise.registry import needs
 from clientwise.testing import (
-    check_attack,
     check_criterion,
-    check_metric,
     check_rule,
     check_score,
 )
@@ -29,13 +23,11 @@ from engine_contract import check_engine
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "attribute": {"of": "premium", "attributes": {"premium": [1.0, 0.0, 0.5]}},
-    "is_one_of": {"of": "age", "values": [45.0], "attributes": {"age": [30.0, 45.0, 45.0]}},
     "sharpness": {
         "blurry": "Blurry",
         "sample_attributes": {"Blurry": [-1, -1, -1, 1, 1, 1, -1, -1, -1]},
     },
 }
-ATTACK_OPTIONS: dict[str, dict[str, Any]] = {"semantic_backdoor": {"source": 1}}
 
 
 @pytest.mark.parametrize("name", list(CRITERIA))
@@ -111,97 +103,3 @@ def test_rules_that_cannot_be_right() -> None:
 
     with pytest.raises(AssertionError, match="with weight 0 must not change the result"):
         check_rule("unweighted")
-
-
-@pytest.mark.parametrize("name", list(METRICS))
-def test_every_metric_passes(name: str) -> None:
-    check_metric(name)
-
-
-@pytest.mark.parametrize("name", list(ATTACKS))
-def test_every_attack_passes(name: str) -> None:
-    check_attack(name, **ATTACK_OPTIONS.get(name, {}))
-
-
-@pytest.mark.parametrize(
-    ("value", "declared", "message"),
-    [
-        (lambda counts: counts.sum((-2, -1)), cw.parts.needs(), "must declare what is predicted"),
-        (
-            lambda counts: counts.diagonal(dim1=-2, dim2=-1).sum(-1),
-            cw.parts.measure("classes"),
-            r"not in \[0, 1\].*is_share=False",
-        ),
-        (
-            lambda counts: counts[..., 0, 0] / counts[..., 0].sum(-1),
-            cw.parts.measure("classes", is_error=True),
-            "must have the lowest",
-        ),
-        (lambda counts: counts.sum(), cw.parts.measure("classes"), "one value per model"),
-        (
-            lambda counts: counts[..., 0, 0] / counts.sum((-2, -1)),
-            cw.parts.measure("classes"),
-            "finite without samples",
-        ),
-        (lambda counts: 0.5, cw.parts.measure("classes"), "must return a tensor"),
-    ],
-)
-def test_metrics_that_cannot_be_right(value: Any, declared: Any, message: str) -> None:
-    @cw.parts.METRICS.register("wrong", declared)
-    def wrong(counts: Tensor) -> Tensor:
-        """Wrong in one way or another."""
-        return value(counts)
-
-    with pytest.raises(AssertionError, match=message):
-        check_metric("wrong")
-
-
-class InPlace(cw.parts.Attack):
-    """Changes the model that it is given."""
-
-    def forge(self, known: cw.parts.Knowledge) -> Tensor:
-        return known.model.mul_(-1)
-
-
-class Peeking(cw.parts.Attack):
-    """Looks at the others without declaring it."""
-
-    def forge(self, known: cw.parts.Knowledge) -> Tensor:
-        return known.global_model + known.honest.mean
-
-
-class Drawing(cw.parts.Attack):
-    """Draws from PyTorch's generator."""
-
-    def forge(self, known: cw.parts.Knowledge) -> Tensor:
-        return torch.randn_like(known.model)
-
-
-class Relabelling(cw.parts.Attack):
-    """Invents a class."""
-
-    def relabel(self, targets: Tensor, problem: Any, random: Any) -> Tensor:
-        return targets + 1
-
-
-class Flattering(cw.parts.Attack):
-    """Judges without declaring it."""
-
-    def judge(self, truth: Any, own: Tensor, problem: Any) -> Any:
-        return replace(truth, values=torch.ones_like(truth.values))
-
-
-@pytest.mark.parametrize(
-    ("attack", "message"),
-    [
-        (InPlace, "must not change the given model"),
-        (Peeking, r"declares \(nothing\).*whole_cohort"),
-        (Drawing, "draw from `known.random` only"),
-        (Relabelling, "labels 0 to 2"),
-        (Flattering, "without needs"),
-    ],
-)
-def test_attacks_that_cannot_be_right(attack: Any, message: str) -> None:
-    cw.parts.ATTACKS.register("wrong")(attack)
-    with pytest.raises(AssertionError, match=message):
-        check_attack("wrong")

@@ -38,7 +38,6 @@ def theirs() -> dict[str, ByzFL]:
         "mean": lambda f: byzfl.Average(),
         "median": lambda f: byzfl.Median(),
         "trimmed_mean": lambda f: byzfl.TrMean(f),
-        "meamed": lambda f: byzfl.Meamed(f),
         "geometric_median": lambda f: byzfl.GeometricMedian(),
         "krum": lambda f: byzfl.Krum(f),
         "multi_krum": lambda f: byzfl.MultiKrum(f),

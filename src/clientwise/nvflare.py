@@ -52,7 +52,6 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
             server.
         weights: instead of criteria: a weight by site. A function of a site and its metrics comes
             from `server_side`.
-        keep_best: a metric by which the best model so far is kept in `folder`, as in `cw.Aggregator`.
     """
 
     # NVFlare reads the names of the arguments here, and their values from attributes of these names.
@@ -66,7 +65,6 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
         seed: int = 1,
         folder: str = "clientwise",
         weights: dict[str, float] | None = None,
-        keep_best: str | None = None,
     ) -> None:
         super().__init__()
         self.method = method
@@ -77,7 +75,6 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
         self.seed = seed
         self.folder = folder
         self.weights = weights
-        self.keep_best = keep_best
         self._aggregator: Aggregator | None = None
         self._sent: Mapping[str, Any] = {}  # the global model
         self._metrics: dict[str, dict[str, Any]] = {}  # of the sites that were accepted so far
@@ -129,7 +126,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
 
     def _make(self) -> Aggregator:
         stated = {} if self.weights is None else {"weights": self.weights}
-        made = Aggregator(
+        return Aggregator(
             self.method,
             criteria=self.criteria,
             clients=self.clients,
@@ -137,13 +134,9 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
             learning_rate=self.learning_rate,
             seed=self.seed,
             folder=self._in_job(self.folder),
-            keep_best=self.keep_best,
             rounds=self._context().get_prop(AppConstants.NUM_ROUNDS),
             **(stated | self.server_side()),
         )
-        if made.draws_clients:
-            raise ValueError("`sampling` of a method does not run here: NVFlare chooses the sites")
-        return made
 
     def _context(self) -> FLContext:
         if self.fl_ctx is None:

@@ -31,7 +31,7 @@ def devices(**facts: list[float]) -> Devices:
     """As many as values are given; of what is not given, nothing special."""
     count = len(next(iter(facts.values())))
     usual = {"speed": 100.0, "up": 1e6, "down": 1e6, "available_from": 0.0, "available_hours": 24.0}
-    usual |= {"dropout": 0.0, "battery": 1.0}
+    usual |= {"dropout": 0.0}
     return Devices(
         **{
             name: torch.tensor(facts.get(name, [value] * count)).double()

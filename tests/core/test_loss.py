@@ -13,7 +13,6 @@ from clientwise.core.objective.loss import (
     LOSSES,
     CrossEntropy,
     FocalLoss,
-    HuberLoss,
     LossRecord,
     RobustLoss,
     make_loss,
@@ -102,7 +101,6 @@ def test_the_gradient_is_autograds(samples: int, classes: int, weighted: bool, s
         (CrossEntropy(class_weights=weights), targets),
         (FocalLoss(gamma=0.5, class_weights=weights), targets),
         (RobustLoss(shape=1.0), torch.randn(samples, classes, generator=random)),
-        (HuberLoss(delta=0.5), torch.randn(samples, classes, generator=random)),
     ):
         expected = loss.per_sample(outputs, truth)
         (slopes,) = torch.autograd.grad(expected, outputs, shares)
@@ -137,7 +135,6 @@ def test_losses_of_numbers() -> None:
     for name, options, expected in (
         ("mse", {}, (9 + 0.25) / 2),
         ("mae", {}, 3.5 / 2),
-        ("huber", {"delta": 2.0}, (2 * (3 - 1) + 0.125) / 2),
         ("robust", {"shape": 2.0}, (9 + 0.25) / 2),
     ):
         loss = LOSSES.get(name)(**options)

@@ -13,11 +13,20 @@ from clientwise.core.objective.metrics import (
     METRICS,
     confusion,
     error_sums,
+    measured,
     per_class_f1,
     performance,
 )
-from clientwise.core.objective.problem import Classification, Regression, Survival, constant_metric
+from clientwise.core.objective.problem import (
+    Classification,
+    Multilabel,
+    Regression,
+    Segmentation,
+    Survival,
+    constant_metric,
+)
 
+KINDS = (Classification(3), Regression(), Survival(), Multilabel(3), Segmentation(3))
 labels = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40)
 
 
@@ -107,3 +116,15 @@ def test_the_metric_of_a_constant_prediction() -> None:
     assert constant_metric(Survival(), torch.tensor([1.0, 2.0, -3.0])) == pytest.approx(0.5)
     assert constant_metric(Regression(), torch.zeros(3, 2)) is None
     assert constant_metric(Classification(2), torch.zeros(0, dtype=torch.int64)) is None
+
+
+@pytest.mark.parametrize("name", list(METRICS))
+def test_a_client_without_samples_has_a_finite_value(name: str) -> None:
+    (kind,) = (one for one in KINDS if one.predicts in measured(name).needs)
+    nothing = (torch.zeros(2, *kind.counts_shape),)
+    if measured(name).from_scores:
+        targets = torch.zeros(0, 3) if kind.predicts == "labels" else torch.zeros(0)
+        nothing = (torch.zeros(2, 0, 3), targets)
+    values = METRICS.get(name)(*nothing)
+    assert values.shape == (2,)
+    assert bool(values.isfinite().all())

@@ -70,7 +70,6 @@ ORACLES: dict[str, Callable[[int], Any]] = {  # ByzFL's own, for f hostile clien
     "mean": lambda f: byzfl.Average(),
     "median": lambda f: byzfl.Median(),
     "trimmed_mean": lambda f: byzfl.TrMean(f),
-    "meamed": lambda f: byzfl.Meamed(f),
     "krum": lambda f: byzfl.Krum(f),
     "multi_krum": lambda f: byzfl.MultiKrum(f),
 }

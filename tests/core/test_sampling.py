@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 import torch
 
-from clientwise.core.sampling import ByScore, cohort_size, sample_clients
+from clientwise.core.sampling import cohort_size, sample_clients
 from clientwise.core.seeding import seeded_default_generator
 
 
@@ -39,40 +38,3 @@ def test_the_default_generator_is_put_back() -> None:
     assert torch.equal(torch.rand(2), expected)
     with seeded_default_generator(1, "dropout", 1, 1):
         assert torch.equal(torch.rand(2), inside)
-
-
-SCORES = torch.tensor([8.0, 4.0, 2.0, 1.0, 0.0, torch.nan, 1.0, 0.5], dtype=torch.float64)
-
-
-@pytest.mark.parametrize(("floor", "size"), [(0.1, 3), (0.5, 2), (1.0, 5), (1e-3, 6)])
-def test_clients_are_drawn_as_often_as_their_scores_say(floor: float, size: int) -> None:
-    sampling = ByScore(floor=floor)
-    expected = sampling.probabilities(SCORES, size)
-    assert float(expected.sum()) == pytest.approx(size)
-    assert bool((expected >= floor * size / len(SCORES) * 0.99).all())
-    rounds = 400
-    seen = Counter[int]()
-    for round_num in range(rounds):
-        cohort = sampling.draw(SCORES, len(SCORES), size, 1, round_num)
-        assert len(set(cohort)) == len(cohort) == size
-        assert sorted(cohort) == list(cohort)
-        seen.update(cohort)
-    for client, probability in enumerate(expected.tolist()):
-        deviation = (probability * (1 - probability) / rounds) ** 0.5
-        assert abs(seen[client] / rounds - probability) <= 4 * deviation + 1e-12
-
-
-def test_an_unseen_client_has_the_mean_score_and_nobody_seen_makes_all_alike() -> None:
-    sampling = ByScore(floor=0.2)
-    seen = torch.tensor([4.0, 2.0, torch.nan])
-    assert sampling.probabilities(seen, 1)[2] == pytest.approx(1 / 3)
-    for scores in ([torch.nan] * 4, [0.0] * 4, [torch.inf, 1.0, 2.0, 3.0], [-1.0, 0.0, 0.0, 0.0]):
-        assert sampling.probabilities(torch.tensor(scores), 2).tolist() == [0.5] * 4
-
-
-def test_a_draw_by_score_depends_on_seed_and_round_alone() -> None:
-    sampling = ByScore()
-    first = sampling.draw(SCORES, 8, 3, 1, 5)
-    assert first == sampling.draw(SCORES.clone(), 8, 3, 1, 5)
-    others = {sampling.draw(SCORES, 8, 3, 1, number) for number in range(20)}
-    assert len(others) > 5

@@ -52,11 +52,6 @@ def test_which_methods_are_references_only(
     assert (facts(**table).is_control, facts(**table).is_available) == (is_control, is_available)
 
 
-def test_drawn_clients_have_equal_weights() -> None:
-    assert facts(sampling="by_score").averages_equally
-    assert not facts().averages_equally
-
-
 def test_facts_of_every_method_come_back_from_json(tiny: dict[str, Any]) -> None:
     for settings in load_experiment(tiny | {"devices": {}, "methods": [*METHODS]}).methods:
         found = about_method(settings)

@@ -27,7 +27,6 @@ METHOD = {
     "adjustments": 'criteria=["dataset_size","label_diversity"],adjust={part}',
     "adapt_loss": "adapt_loss={part}",
     "server_steps": "server_step={part}",
-    "samplings": "sampling={part}",
 }
 TOP = {
     "partitions": "partition={part}",

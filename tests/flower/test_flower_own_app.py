@@ -1,19 +1,16 @@
-"""What users of Flower ask of a strategy: weights of their own, nodes drawn by score, the best model.
+"""What users of Flower ask of a strategy: weights of their own.
 
 The apps are real and their nodes are in this process; only the transport is missing.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
-import torch
-from torch import nn
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
@@ -21,10 +18,8 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Result
 from grid import LoopGrid
-from safetensors.torch import load_file
 
-from clientwise.core.sampling import ByScore
-from clientwise.flower import MethodStrategy, Weighted
+from clientwise.flower import Weighted
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
 FIRST = 1000  # the first node's id
@@ -112,49 +107,3 @@ def test_a_function_of_the_replies_metrics_weighs() -> None:
     found = strategy.rounds[1].weights
     shares = [found[FIRST + number] for number in range(3)]
     assert shares == pytest.approx((roots / roots.sum()).tolist())
-
-
-def drawn(rounds: int, seed: int = 1, floor: float = 0.2) -> tuple[Weighted, list[list[int]]]:
-    strategy = Weighted(
-        FedAvg(fraction_train=0.25),
-        criteria=["quality"],
-        sampling={"name": "by_score", "floor": floor},
-        seed=seed,
-    )
-    return strategy, run(strategy, nodes=8, rounds=rounds).asked
-
-
-def test_nodes_are_drawn_by_score() -> None:
-    strategy, asked = drawn(rounds=150)
-    assert all(len(nodes) == 2 for nodes in asked)
-    counts = Counter(node - FIRST for nodes in asked[50:] for node in nodes)
-    scores = torch.arange(8, dtype=torch.float64)  # their quality
-    for node, probability in enumerate(ByScore(floor=0.2).probabilities(scores, 2).tolist()):
-        deviation = (100 * probability * (1 - probability)) ** 0.5
-        assert abs(counts[node] - 100 * probability) < 4 * deviation + 1
-    assert set(strategy.rounds[150].weights.values()) == {0.5}  # a criterion counts once
-
-
-def test_the_nodes_follow_from_the_seed() -> None:
-    asked = drawn(rounds=5)[1]
-    assert drawn(rounds=5)[1] == asked
-    assert drawn(rounds=5, seed=2)[1] != asked
-
-
-def test_a_method_draws_and_keeps_its_best(tmp_path: Path) -> None:
-    network = nn.Linear(2, 1, bias=False)
-    inputs = torch.eye(2)
-    table = {"name": "mine", "like": "FedAvg", "sampling": "by_score"}
-    strategy = MethodStrategy(
-        FedAvg(fraction_train=0.5),
-        model=network,
-        samples=(inputs, 5 * inputs.sum(1, keepdim=True)),
-        method=table,
-        keep_best="loss",
-        folder=tmp_path / "run",
-    )
-    grid = NodesGrid(numbers_app(), 4)
-    start = ArrayRecord({"weight": Array(numpy.zeros((1, 2), "float32"))})
-    strategy.start(grid, start, num_rounds=3)
-    assert all(len(asked) == 2 for asked in grid.asked)
-    assert load_file(tmp_path / "run" / "best.safetensors")["weight"].shape == (1, 2)

@@ -256,6 +256,19 @@ def test_a_size_is_stated_once_also_over_a_resume(tiny: dict[str, Any]) -> None:
     assert list(refusals(record)) == [2]
 
 
+def test_a_claim_of_a_refused_update_does_not_count(tiny: dict[str, Any]) -> None:
+    """Else what a node claims beside a broken model would shut out its later, honest updates."""
+    federation = Federation(tiny, is_deployment=True)
+    claimed = {"criterion.dataset_size": 1e6}
+    broken = torch.full((650,), torch.nan)
+    federation.hostile = {2: says(lambda: update_of(broken, claimed))}
+    (record,) = federation.rounds()
+    assert refusals(record) == {2: "model has NaN or Inf"}
+    federation.hostile = {}
+    (record,) = federation.rounds()
+    assert not record.refusals
+
+
 def test_no_escape_sequence_passes(
     tiny: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from flwr.app import MetricRecord, RecordDict
 
-from clientwise.core.objective.loss import CrossEntropy, FocalLoss, HuberLoss, RobustLoss
+from clientwise.core.objective.loss import CrossEntropy, FocalLoss, RobustLoss
 from clientwise.core.objective.problem import (
     Classification,
     Multilabel,
@@ -58,7 +58,6 @@ TRAINED = LocalTraining(
         TASK,
         Task(1, LocalTraining(), RobustLoss(shape=0.2), ()),
         Task(1, TRAINED, FocalLoss(gamma=0.5, class_weights=(1.0, 1 / 3)), ()),
-        Task(1, LocalTraining(), HuberLoss(delta=0.1), ()),
         None,
     ],
 )

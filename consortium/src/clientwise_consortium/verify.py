@@ -92,7 +92,7 @@ def recompute(body: Row, rows: Mapping[str, Row], methods: Mapping[str, Any]) ->
         [[row["criteria"][name] for name in body["criteria"]] for row in rows.values()],
         dtype=torch.float64,
     )
-    score = method.averaging(method.score.with_order(body["priority"] and tuple(body["priority"])))
+    score = method.score.with_order(body["priority"] and tuple(body["priority"]))
     computed = to_weights(score(method.names, divide(raw, method.normaliser(raw)))).tolist()
     for (name, row), prior in zip(rows.items(), computed, strict=True):
         if abs(row["prior"] - prior) > TOLERANCE:

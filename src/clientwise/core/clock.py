@@ -30,7 +30,6 @@ class Devices:
     available_from: Tensor  # hour of the day
     available_hours: Tensor  # for so many hours from then on; 24: always
     dropout: Tensor  # probability that it is asked and never responds
-    battery: Tensor  # remaining share of the charge
 
     def of(self, clients: Sequence[int]) -> Devices:
         """The devices of some clients."""

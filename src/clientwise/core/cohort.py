@@ -265,12 +265,6 @@ class Cohort:
         memories = self.method.memories
         return {name: one.after(remembered[name], outcome) for name, one in memories.items()}
 
-    def last_criteria(self) -> Tensor:
-        """The last criteria of all clients after the round [K, m], by which a method draws them."""
-        criteria: Tensor = self.state.kept("sampling")["criteria"].clone()
-        criteria[list(self.client_ids)] = self.raw.double()
-        return criteria
-
     def _hold_models(self, is_part: bool) -> SubsetSums | Stack:
         """Sums if the score has fewer terms than there are clients, otherwise the whole matrix.
 
@@ -360,7 +354,7 @@ def folded_terms(
     """
     if method.keeps_models or method.averaged_pairs(spec):
         return ()
-    score = method.averaging(method.score)
+    score = method.score
     terms = score.terms_of_all_orders(method.names) if method.adjust else score.terms(method.names)
     highs = [criterion.high(problem) for criterion in method.criteria]
     if terms is None or len(terms) >= clients or not can_fold(terms, highs):

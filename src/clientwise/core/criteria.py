@@ -24,7 +24,6 @@ from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
 import torch
-from annotated_types import MinLen
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
@@ -432,54 +431,13 @@ def compute_speed(clients: ClientFacts, *, fast: PositiveFloat = 1000.0) -> Tens
     """
     training = clients.training
     seconds = clients.seconds
-    if clients.device is None and seconds is not None and training is not None:
-        # By its own clock
+    if clients.device is not None:
+        speed = clients.device.speed
+    elif seconds is not None and training is not None:  # by its own clock
         speed = training.epochs * clients.num_samples / seconds.clamp(min=1e-6)
     else:
-        speed = _device(clients, "compute_speed").speed
+        raise KeyError("compute_speed needs to know the clients' devices: see docs/devices.md")
     return (speed / fast).clamp(max=1.0)
-
-
-@criterion("connection", measured_by="client", high=1.0, needs={"clock"})
-def connection(clients: ClientFacts, *, fast: PositiveFloat = 1e6) -> Tensor:
-    """Bytes per second, harmonic mean of down and up, divided by `fast`; 1 at most.
-
-    Args:
-        clients: n clients with devices.
-        fast: bytes per second from which on more does not count.
-
-    Returns:
-        Values [n] in [0, 1].
-    """
-    device = _device(clients, "connection")
-    both_ways = 2 / (1 / device.up + 1 / device.down)
-    return (both_ways / fast).clamp(max=1.0)
-
-
-@criterion("availability", measured_by="client", high=1.0, needs={"clock"})
-def availability(clients: ClientFacts) -> Tensor:
-    """Share of the day in which a client is available.
-
-    Returns:
-        Values [n] in [0, 1].
-    """
-    return _device(clients, "availability").available_hours / 24
-
-
-@criterion("battery_level", measured_by="client", high=1.0, needs={"clock"})
-def battery_level(clients: ClientFacts) -> Tensor:
-    """Remaining share of the device's battery.
-
-    Returns:
-        Values [n] in [0, 1].
-    """
-    return _device(clients, "battery_level").battery
-
-
-def _device(clients: ClientFacts, criterion: str) -> Devices:
-    if clients.device is None:
-        raise KeyError(f"{criterion} needs to know the clients' devices: see docs/devices.md")
-    return clients.device
 
 
 @criterion("response_time", measured_by="server", high=1.0, needs={"clock"})
@@ -529,9 +487,7 @@ def timeliness(arrivals: Arrivals) -> Tensor:
     return arrivals.memory["timeliness"]
 
 
-Fact = str | bool | float  # about a client: a word, yes or no, a number
 SHORT_ROW = 2**15  # values that PyTorch adds up in one thread
-MOST_WORDS = 1_000  # different words of one attribute; each takes a column
 HONEST = "honest, as the simulation knows"  # attribute of the clients, in simulations
 
 
@@ -625,36 +581,8 @@ def attribute(arrivals: Arrivals, *, of: str, high: PositiveFloat = ANY) -> Tens
     """
     if of in arrivals.attributes:
         return arrivals.attributes[of]
-    has_words = any(name.startswith(category(of, "")) for name in arrivals.attributes)
-    if has_words:
-        raise KeyError(f"the attribute {of!r} has words: use the criterion is_one_of")
-    raise KeyError(
-        f"the clients have no attribute {of!r}; they have {_listed(arrivals.attributes)}"
-    )
-
-
-@criterion("is_one_of", measured_by="server", high=1.0)
-def is_one_of(arrivals: Arrivals, *, of: str, values: Annotated[list[Fact], MinLen(1)]) -> Tensor:
-    """1 for clients whose attribute `of` is one of `values` (P1 4.2: nationality, job ...), 0 for the others.
-
-    Args:
-        arrivals: n clients and their attributes.
-        of: name of the attribute.
-        values: words, numbers or booleans.
-
-    Returns:
-        0 or 1 for each client [n].
-    """
-    known = arrivals.attributes
-    found = torch.zeros(len(arrivals.client_ids), dtype=torch.bool)
-    for value in values:
-        if of in known and not isinstance(value, str):
-            found |= known[of] == value
-        elif isinstance(value, str) and category(of, value) in known:
-            found |= known[category(of, value)] > 0
-        else:
-            raise KeyError(f"no client has {of!r} = {value!r}; the attributes are {_listed(known)}")
-    return found.double()
+    known = sorted(arrivals.attributes.keys() - {HONEST})  # which only simulations have
+    raise KeyError(f"the clients have no attribute {of!r}; they have {known}")
 
 
 @criterion("honest", measured_by="server", high=1.0, needs={"simulation"})
@@ -670,39 +598,10 @@ def honest(arrivals: Arrivals) -> Tensor:
     return arrivals.attributes[HONEST]
 
 
-def category(attribute: str, word: str) -> str:
-    """Name of the column that is 1 for clients with a word as an attribute.
+def fact_columns(attributes: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Facts about n clients, numbers or booleans, as columns of numbers [n]; yes is 1.
 
-    >>> category("job", "nurse")
-    'job = nurse'
+    >>> fact_columns({"member": [True, False]})
+    {'member': tensor([1., 0.], dtype=torch.float64)}
     """
-    return f"{attribute} = {word}"
-
-
-def fact_columns(attributes: Mapping[str, Sequence[Fact]]) -> dict[str, Tensor]:
-    """Facts about n clients as columns of numbers, each [n]: yes is 1, and every word has its own column.
-
-    >>> {name: column.tolist() for name, column in fact_columns({"job": ["nurse", "cook", "nurse"]}).items()}
-    {'job = cook': [0.0, 1.0, 0.0], 'job = nurse': [1.0, 0.0, 1.0]}
-    """
-    columns: dict[str, Tensor] = {}
-    for name, values in attributes.items():
-        words = sorted({value for value in values if isinstance(value, str)})
-        if not words:
-            columns[name] = torch.as_tensor(values).double()
-        elif not all(isinstance(value, str) for value in values):
-            raise ValueError(f"{name!r} has words and numbers: give every client one or the other")
-        elif len(words) > MOST_WORDS:
-            raise ValueError(
-                f"{name!r} has {len(words):,} different words: at most {MOST_WORDS:,} are allowed"
-            )
-        for word in words:
-            columns[category(name, word)] = torch.tensor(
-                [value == word for value in values]
-            ).double()
-    return columns
-
-
-def _listed(attributes: Mapping[str, Tensor]) -> str:
-    """Names of attributes for a message, without the one that only simulations have."""
-    return str(sorted(attributes.keys() - {HONEST}))
+    return {name: torch.as_tensor(values).double() for name, values in attributes.items()}

@@ -91,6 +91,15 @@ class FoldingEngine(Protocol):
 
 
 @runtime_checkable
+class RemembersClaims(Protocol):
+    """An engine that compares what clients claim about their data with what they claimed first."""
+
+    def remember_claims(self, client_ids: Sequence[int]) -> None:
+        """Keep what these clients claimed in this round: their updates were accepted."""
+        ...
+
+
+@runtime_checkable
 class CountsLabels(Protocol):
     """An engine that knows the labels of the clients' training samples."""
 

@@ -11,13 +11,12 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from ..registry import Declaration, PositiveFloat, Registry
 from .objective.loss import CrossEntropy, FocalLoss, Loss, RobustLoss, SquaredError, robust_loss
-from .objective.metrics import mae, mse, per_class_f1, per_class_recall
+from .objective.metrics import mae, mse, per_class_f1
 from .types import Candidate, Evaluation
 
 Order = tuple[str, ...]
@@ -149,14 +148,8 @@ LOSS_ADAPTERS: Registry[LossAdapter] = Registry(
         sets_class_weights=True,
     ),
 )
-def class_weights(
-    loss: Loss,
-    evaluation: Evaluation,
-    *,
-    epsilon: PositiveFloat = 0.1,
-    by: Literal["f1", "recall"] = "f1",
-) -> Adapted:
-    """κ_c = 1/(F1_c + ε) from the aggregated model's F1, or recall, on the server's set (P3 III.A; classification).
+def class_weights(loss: Loss, evaluation: Evaluation, *, epsilon: PositiveFloat = 0.1) -> Adapted:
+    """κ_c = 1/(F1_c + ε) from the aggregated model's F1 on the server's set (P3 III.A; classification).
 
     If the set has no sample of a class, its κ is 1 and the record says so.
 
@@ -164,15 +157,13 @@ def class_weights(
         loss: of this round: cross-entropy or focal. Its class weights are replaced.
         evaluation: of the new model; its counts are a confusion matrix [1, C, C].
         epsilon: ε; κ is at most 1/ε.
-        by: the quality of a class: its F1 or its recall.
 
     Returns:
         The loss with the class weights κ [C].
     """
     counts = evaluation.counts[0]
     lacking = counts.sum(-1) == 0
-    quality = per_class_f1(counts) if by == "f1" else per_class_recall(counts)
-    kappa = torch.where(lacking, 1.0, 1.0 / (quality + epsilon))
+    kappa = torch.where(lacking, 1.0, 1.0 / (per_class_f1(counts) + epsilon))
     adapted = loss.weighted(tuple(kappa.tolist()))
     missing = ", ".join(map(str, lacking.nonzero().flatten().tolist()))
     if not missing:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from ..registry import Need, Part
@@ -22,12 +20,11 @@ from .feedback import Adjustment, LossAdapter
 from .objective.loss import BALANCED, Loss, make_loss
 from .objective.problem import Problem
 from .privacy import Accountant, LocalNoise, Privacy
-from .sampling import ByScore, poisson_sample, sample_clients, secret_sample
-from .types import LocalTraining, ModelSpec, ServerState, Task
-from .weights.scores import Equal, Prioritized, Score
-from .weights.weighting import Bounds, Normaliser, divide, scores_of, sum_scale
+from .sampling import poisson_sample, sample_clients, secret_sample
+from .types import LocalTraining, ModelSpec, Task
+from .weights.scores import Prioritized, Score
+from .weights.weighting import Bounds, Normaliser, scores_of, sum_scale
 
-Sample = Callable[..., tuple[int, ...]]  # see `sample_clients`
 Control = Literal["pooled", "server_only", "alone"]
 Adapters = Literal["products", "factors"]
 
@@ -60,7 +57,6 @@ class Method:
     privacy: Privacy | None = None  # differential privacy of the clients
     adapters: Adapters = "products"  # what of LoRA adapters is averaged
     pair_matrices: int = 0  # of all pairs of clients [n, n], which a part holds at once
-    sampling: ByScore | None = None  # how a round's clients are drawn; None: as the plan says
     client_names: tuple[str, ...] = ()  # where they are known, for messages
 
     @property
@@ -109,29 +105,6 @@ class Method:
         """Models that are kept between rounds of every client that has trained."""
         own = int(self.control == "alone") + int(self.training.control_variates)
         return own + (self.evidence.client_models if self.evidence else 0)
-
-    def averaging(self, score: Score) -> Score:
-        """What the prior weights are proportional to: the score, unless it draws the clients instead."""
-        return Equal() if self.sampling else score
-
-    def draws(self, state: ServerState) -> Sample | None:
-        """How the clients of the next round are drawn, in the place of `sample_clients`; None: as that does."""
-        if self.sampling is None:
-            return None
-        return partial(self.sampling.draw, self.last_scores(state))
-
-    def last_scores(self, state: ServerState) -> Tensor:
-        """The score of every client by its last criteria [K], over all that have some; NaN for the others."""
-        criteria = state.kept("sampling")["criteria"]
-        seen = ~criteria.isnan().any(1)
-        scores = torch.full((len(criteria),), torch.nan, dtype=torch.float64)
-        if seen.any():
-            raw = criteria[seen]
-            score = self.score.with_order(state.priority)
-            normalised = divide(raw, self.normaliser(raw))
-            clients = seen.nonzero().flatten().tolist()
-            scores[seen] = self.scores_of(score, normalised, clients).double()
-        return scores
 
     def scores_of(self, score: Score, normalised: Tensor, clients: Sequence[int]) -> Tensor:
         """The scores of these clients; ScoreError, which names the client, where one is no weight."""
@@ -209,25 +182,17 @@ class Plan:
         return num_clients - len(self.away)
 
     def cohort(
-        self,
-        num_clients: int,
-        round_num: int,
-        clock: Clock | None = None,
-        sample: Sample | None = None,
+        self, num_clients: int, round_num: int, clock: Clock | None = None
     ) -> tuple[int, ...]:
-        """A⁻, the clients that are asked in a round; with a clock, only those that are available.
-
-        `sample` draws them, where a method does it by its scores (`Method.draws`).
-        """
-        sample = sample or self._sample
+        """A⁻, the clients that are asked in a round; with a clock, only those that are available."""
         if self.asks is not None:
             return self.asks
         # With Poisson sampling, a round waits for all clients that are drawn
         size = self.cohort_size if self.probability is None else num_clients
         if clock is not None:
-            return clock.cohort(size, self.seed, round_num, self.away, sample)
+            return clock.cohort(size, self.seed, round_num, self.away, self._sample)
         here = frozenset(range(num_clients)) - frozenset(self.away) if self.away else None
-        return sample(num_clients, size, self.seed, round_num, here)
+        return self._sample(num_clients, size, self.seed, round_num, here)
 
     def _sample(
         self,

@@ -26,7 +26,7 @@ from .candidates import (
     with_old_model,
 )
 from .cohort import Cohort
-from .engine import CountsLabels, Engine
+from .engine import CountsLabels, Engine, RemembersClaims
 from .evaluation import Evaluations, record_round, why_kept
 from .evidence.backdoor import loss_with, unlearned
 from .feedback import Adapted, Order, Search, all_orders
@@ -50,11 +50,13 @@ def run_round(
 ) -> tuple[ServerState, RoundRecord]:
     """The server's part of one round (P1 Eq. 2-6, P2 Algorithm 1, P3 Algorithm 1)."""
     round_num = state.round_num + 1
-    asked = plan.cohort(engine.num_clients, round_num, engine.clock, method.draws(state))
+    asked = plan.cohort(engine.num_clients, round_num, engine.clock)
     task = method.task(round_num, state.loss)
 
     cohort = Cohort(asked, state, method, plan, engine)
     cohort.gather(task)
+    if isinstance(engine, RemembersClaims):
+        engine.remember_claims(cohort.client_ids)
     search = adjust_priority(cohort)
     chosen = search.chosen if search else aggregate_cohort(cohort, state.priority)
 
@@ -99,8 +101,7 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
     scales = cohort.scales
     normalised = divide(cohort.raw, scales)
     scores = method.scores_of(score, normalised, cohort.client_ids)
-    averaging = method.averaging(score)
-    prior = to_weights(averaging(method.names, normalised))
+    prior = to_weights(scores)
 
     # evidence
     posterior = None
@@ -123,7 +124,7 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
     # before -> rule; then the server step, in `stepped`
     ruled = apply_rule(cohort, weights)
     if ruled is None:
-        aggregate = cohort.mean(averaging, scales, weights)
+        aggregate = cohort.mean(score, scales, weights)
     else:
         aggregate = cohort.state.model + ruled.update
     is_shaped = bool(method.rule or method.before)  # else influence is weight
@@ -146,9 +147,6 @@ def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
     memory: dict[str, Memory] = {
         "criteria": {name: one.first(clients) for name, one in method.memories.items()}
     }
-    if method.sampling:
-        unknown = torch.full((clients, len(method.criteria)), torch.nan, dtype=torch.float64)
-        memory["sampling"] = {"criteria": unknown}
     if method.evidence:
         memory["evidence"] = method.evidence.first(clients)
     if method.privacy:
@@ -167,8 +165,6 @@ def memory_after(cohort: Cohort, chosen: Candidate) -> dict[str, Memory]:
         "server_step": chosen.step_state,
         "evidence": chosen.posterior.memory if chosen.posterior else state.kept("evidence"),
     }
-    if method.sampling:
-        memory["sampling"] = {"criteria": cohort.last_criteria()}
     if method.privacy:
         memory["privacy"] = method.privacy.after(state.kept("privacy"), cohort.asked)
     return memory

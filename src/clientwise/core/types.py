@@ -399,7 +399,6 @@ class Candidate(Weighing):
 Memory = Mapping[str, Any]
 Keeper = Literal[
     "criteria",  # by criterion, each [K]; see `criteria.RunningMean`
-    "sampling",  # the last criteria of all clients [K, m]; NaN: none
     "evidence",
     "rule",
     "server_step",

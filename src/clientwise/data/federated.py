@@ -397,7 +397,7 @@ class FederatedData:
             num_classes: by default the largest label plus one.
             problem: what the targets are, where they do not show it; see `fit`.
             names: of the clients, in reports.
-            attributes: of the clients, a number or a word for each.
+            attributes: of the clients, a number or a boolean for each.
             sample_attributes: of the training samples, one array per client.
 
         Example:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,7 @@ from ..core.weights.scores import Score
 from ..errors import plain
 from .engine import Arrays, HostEngine, Layout, Pair, server_engine
 from .methods import build, settings_of
-from .record import BestModel, HostRecord, refuse_run
+from .record import HostRecord, refuse_run
 from .values import (
     WEIGHT,
     Client,
@@ -49,7 +49,6 @@ class AggregatorOptions(TypedDict, total=False):
     seed: int
     folder: str | Path | None
     weights: Weights | None
-    keep_best: str | None
 
 
 class Aggregator:
@@ -81,8 +80,6 @@ class Aggregator:
         seed: of the order of samples in fine-tuning.
         folder: a new run folder for the record, which `clientwise show` and `report` read.
         rounds: how many rounds are planned, for the record.
-        keep_best: "loss" or the problem's metric, measured on the server's samples: the best model so
-            far by it is kept as `best.safetensors` in `folder`.
 
     Attributes:
         round_num: the number of rounds so far.
@@ -115,7 +112,6 @@ class Aggregator:
         seed: int = 1,
         folder: str | Path | None = None,
         rounds: int | None = None,
-        keep_best: str | None = None,
     ) -> None:
         self.round_num = 0
         functions = dict(measured_here or {})
@@ -128,11 +124,6 @@ class Aggregator:
         self._method = build(self._settings, learning_rate, weigh is not None)
         num_clients = MAX_CLIENTS if clients is None else len(clients)
         self._engine = HostEngine(num_clients, self._server, num_classes)
-        self._best = None
-        if keep_best is not None:
-            if self._server is None:
-                raise ValueError("keep_best needs samples of the server: give `model` and `report`")
-            self._best = BestModel(keep_best, self._engine.problem, folder)
         self._values = ClientValues(self._method.criteria, functions, self._engine.problem, weights)
         # May be an array, which is neither true nor false
         named = () if clients is None else clients
@@ -143,7 +134,6 @@ class Aggregator:
         if self._folder is not None:
             refuse_run(self._folder)  # before clients train for a round that cannot be recorded
         self._is_closed = False
-        self._has_chosen = False
         self._planned = rounds
         self._reported_on = "no samples: the server has none"
         if report is not None:
@@ -175,36 +165,10 @@ class Aggregator:
             self.accept(client, arrays, (values or {}).get(client, {}))
         return self.finish()
 
-    def choose(self, clients: Iterable[Client], size: int) -> list[Client]:
-        """Draw the clients of the next round, for a method with `sampling`. Call it before `begin`.
-
-        Args:
-            clients: those that can be asked now. A client that has not sent criteria yet has the mean
-                score.
-            size: how many to draw.
-        """
-        sampling = self._method.sampling
-        if sampling is None:
-            raise ValueError(f"{self._method.name} does not draw clients: it has no `sampling`")
-        self._has_chosen = True
-        listed = sorted(set(clients), key=str)
-        scores = torch.full((len(listed),), math.nan, dtype=torch.float64)
-        if self._layout is not None:
-            known = self._named_method.last_scores(self._state)
-            for row, client in enumerate(listed):
-                if client in self._numbers:
-                    scores[row] = known[self._numbers[client]]
-        drawn = sampling.draw(scores, len(listed), size, self._seed, self.round_num + 1)
-        return [listed[row] for row in drawn]
-
     def begin(self, model: Arrays) -> None:
         """Begin a round with the global model that clients are sent; an unfinished one is dropped."""
         if self._is_closed:
             raise RuntimeError("the aggregator is closed: make another one, with another folder")
-        if self.draws_clients and not self._has_chosen:
-            raise RuntimeError(
-                f"{self._method.name} draws the clients: call `choose` before `begin`, and ask those"
-            )
         self._replies = _Replies()
         if self._layout is None:
             self._layout = Layout(model, self._spec)
@@ -251,7 +215,6 @@ class Aggregator:
         began = time.perf_counter()
         replies = self._replies
         self._replies = _Replies()
-        self._has_chosen = False
         failures, without_row = self._failures(replies)
         self._engine.updates = Updates.failed(failures, self._engine.initial_model)
         if replies.updates:
@@ -266,8 +229,6 @@ class Aggregator:
         self.round_num = record.round_num
         refusals = {client: str(reason) for client, reason in replies.refusals.items()}
         done = aggregate_of(record, layout.named(self._state.model), client_of, refusals)
-        if self._best is not None and record.report is not None:
-            self._best.offer(record.report, done.model, record.round_num)
         record = replace(record, notes=(*map(plain, without_row), *record.notes))
         self._values.remember(done.criteria)
         self._write(record, time.perf_counter() - began)
@@ -300,11 +261,6 @@ class Aggregator:
     def asks_for(self) -> tuple[str, ...]:
         """The values that must come with every update."""
         return self._values.asked
-
-    @property
-    def draws_clients(self) -> bool:
-        """Whether the method draws the clients of a round; see `choose`."""
-        return self._method.sampling is not None
 
     # Updates -------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ ENGINE = "engine"
 BEST = f"{ENGINE}.lane.best"  # the model of the best round, where `keep` says so
 BEST_ROUND = f"{ENGINE}.lane.best_round"
 # What these parts of a method keep has a row for each client
-BY_CLIENT: tuple[Keeper, ...] = ("criteria", "evidence", "privacy", "sampling")
+BY_CLIENT: tuple[Keeper, ...] = ("criteria", "evidence", "privacy")
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,6 @@ class MethodFacts:
     is_control: bool = False  # only a reference: it uses who is hostile, or is not federated
     is_available: bool = True  # without knowing who is hostile, and without pooling all samples
     trains_on_server: bool = False  # on the server's samples, which other methods do not
-    averages_equally: bool = False  # clients are drawn by their score, and have equal weights then
     margin: float = (
         0.0  # how large a harm must be, as a share of what the round changed of the loss
     )

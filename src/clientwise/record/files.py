@@ -21,7 +21,6 @@ VERSIONS = "versions.json"
 LOCK = ".lock"
 TRIES = 4
 SECONDS_BETWEEN = 0.05
-BEST = "best.safetensors"  # the best model of another framework's run; see `hosts/record.py`
 MOST_BYTES = 2**20  # of a config file: reading one takes a second at most
 DEEPEST = 32  # tables and lists within each other
 INTEGERS = "the largest integer of a config is 9,223,372,036,854,775,807"

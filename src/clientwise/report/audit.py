@@ -184,8 +184,6 @@ def _clients(at: Round, told: Sequence[Explanation]) -> Table:
 def _notes(at: Round) -> Iterator[str]:
     """What else there is to say of the weights of a round, and of its model."""
     yield from at.record.get("notes") or ()
-    if at.about.averages_equally:
-        yield "Clients were drawn by their score, so their weights are equal."
     steps = at.rows("steps")
     if len(steps):
         (used,) = steps.loc[steps["used"].astype(bool), "step"]

@@ -132,34 +132,6 @@ def trimmed_mean(
     return _by_coordinate(trimmed, updates, weights)
 
 
-@RULES.register("meamed", needs("models", "single_values"))
-def meamed(
-    updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile: Minority = 0.2
-) -> Ruled:
-    """Mean around the median: of every coordinate the share 1 − h of the weight nearest to it (Xie et al., 2018).
-
-    Args:
-        updates: one update per row, [n, d].
-        weights: zero or more, sum to 1, [n].
-        state: unused; the rule keeps no state.
-        hostile: h, the share of the weight that the rule must withstand.
-
-    Returns:
-        The aggregate [d] and every client's influence [n].
-
-    >>> meamed(torch.tensor([[1.0], [2.0], [4.0], [900.0]]), torch.full((4,), 0.25), hostile=0.25).update
-    tensor([2.3333])
-    """
-
-    def around(columns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        low, high = middle_edges(columns, weights, 0.5)
-        distances = (columns - (low + high) / 2).abs()
-        shares = lowest(distances, weights, 1 - hostile) / (1 - hostile)
-        return (shares * columns).sum(0).to(columns.dtype), shares.sum(1)
-
-    return _by_coordinate(around, updates, weights)
-
-
 @RULES.register("geometric_median", needs("models", "products"))
 def geometric_median(
     updates: Tensor,

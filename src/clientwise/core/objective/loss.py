@@ -243,25 +243,6 @@ class AbsoluteError(NumberLoss):
         return errors.abs()
 
 
-@LOSSES.register("huber", needs("numbers"))
-@dataclass(frozen=True, kw_only=True)
-class HuberLoss(NumberLoss):
-    """Huber's loss: half the squared error up to `delta`, linear beyond (Huber, 1964).
-
-    Args:
-        delta: the error from which the loss is linear, in units of the target.
-    """
-
-    kind = "huber"
-    delta: PositiveFloat = 1.0
-
-    def of_errors(self, errors: Tensor) -> Tensor:
-        """x²/2 up to δ, δ·(|x| − δ/2) beyond."""
-        return functional.huber_loss(
-            errors, torch.zeros_like(errors), reduction="none", delta=self.delta
-        )
-
-
 @LOSSES.register("cox", needs("times"))
 @dataclass(frozen=True, kw_only=True)
 class CoxLoss(Loss):

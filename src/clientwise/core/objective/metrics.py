@@ -414,24 +414,6 @@ def label_macro_f1(counts: Tensor) -> Tensor:
     return _over_involved(_ratio(2 * right, there_or_said), there_or_said)
 
 
-@METRICS.register("label_micro_f1", measure("labels"))
-def label_micro_f1(counts: Tensor) -> Tensor:
-    """F1 over all labels together (multi-label; a label is predicted above 50%).
-
-    Args:
-        counts: by label, see `label_counts`, [..., L, 4].
-
-    Returns:
-        Values [...] in [0, 1].
-
-    Example:
-        >>> label_micro_f1(torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0]])).item()
-        0.6666666666666666
-    """
-    right, missed, false, _ = counts.sum(-2).unbind(-1)
-    return _ratio(2 * right, 2 * right + missed + false)
-
-
 @METRICS.register("label_accuracy", measure("labels"))
 def label_accuracy(counts: Tensor) -> Tensor:
     """Share of labels predicted right, there or not (1 − Hamming loss, multi-label).

@@ -85,18 +85,6 @@ class Score(ABC):
         return raw
 
 
-class Equal(Score):
-    """1 for every client, where its criteria count otherwise."""
-
-    def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
-        """See the class."""
-        return torch.ones_like(values[:, 0])
-
-    def terms(self, names: Sequence[str]) -> tuple[Term, ...]:
-        """A constant."""
-        return (Term(1.0, (0.0,) * len(names)),)
-
-
 SCORES: Registry[Any] = Registry(
     "score", "scores", "Combination of a client's criteria into one number"
 )

@@ -202,7 +202,7 @@ def _client_issues(
         for criterion in method.criteria:
             high = criterion.high(problem)
             for client, value in enumerate(experiment.attributes.get(criterion.fact, ())):
-                if not isinstance(value, str) and not 0 <= value <= high:
+                if not 0 <= value <= high:
                     message = f"must be finite and not negative, and at most {high:g} (`high` of the criterion)"
                     yield f"attributes.{criterion.fact}[{client}] = {value:g}", message
         at_work = method.pace.asks(plan.cohort_size, 0)

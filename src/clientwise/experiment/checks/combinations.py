@@ -43,7 +43,6 @@ Row = tuple[str, str, object]
 REFUSED_IF_PRIVATE = {
     "adjust": f"{ON_CLIENTS}: privacy needs a fixed order of priority",
     "pace": f"{SINGLE}: leave it out",
-    "sampling": "draws some clients more often, and ε assumes that all are alike: remove it",
 }
 REFUSED_IF_NOISED = {
     "evidence": f"{SINGLE}: leave it out, or use privacy.local",
@@ -263,11 +262,6 @@ def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
             "needs samples to weigh by: set server_set.fraction > 0 and report_fraction < 1",
             e.server_set.source == "held_out" and needs_server_set(s) and not _weighs(e),
         ),
-        (
-            "sampling",
-            'draws cohorts of a fixed size: set federation.sampling = "fixed"',
-            m.sampling and e.federation.sampling == "poisson",
-        ),
         ("pace", TAKES_TIME, s.pace and not takes_time),
         (
             "pace.late",
@@ -322,7 +316,6 @@ def _of_adjust(s: MethodSettings, m: Method, e: Experiment) -> list[Row]:
             "server_samples" in SERVER_STEPS.needs(s.server_step),
         ),
         ("adjust", f"evaluates on the clients' test sets: {TEST_SETS}", not e.clients_test),
-        ("adjust", "has no effect on the equal weights of drawn clients: remove it", m.sampling),
     ]
 
 

@@ -16,7 +16,6 @@ from ...core.evidence import EVIDENCE
 from ...core.feedback import ADJUSTMENTS, LOSS_ADAPTERS
 from ...core.method import Adapters, Control, Method
 from ...core.privacy import Privacy
-from ...core.sampling import SAMPLINGS
 from ...core.types import LocalTraining
 from ...core.weights.scores import SCORES, Score
 from ...core.weights.weighting import (
@@ -96,9 +95,6 @@ class MethodSettings(ConfigTable):
     adapters: Adapters = "products"
     """Average the products B·A of LoRA adapters, or A and B (docs/huggingface.md)."""
 
-    sampling: Annotated[Part, PartOf(SAMPLINGS)] | None = None
-    """How clients are drawn. Default: uniformly."""
-
     tuned: dict[str, Any] | None = None
     """How values were found; `clientwise tune` writes it."""
 
@@ -159,7 +155,6 @@ class MethodSettings(ConfigTable):
             pace=self.pace or Pace(),
             privacy=self.privacy,
             adapters=self.adapters,
-            sampling=make_if_named(SAMPLINGS, self.sampling),
             pair_matrices=max(map(_pair_matrices, self.parts()), default=0),
         )
 

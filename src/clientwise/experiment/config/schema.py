@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr
 
-from ...core.criteria import Fact, fact_columns
 from ...core.method import Method
 from ...data.datasets import DATASETS
 from ...data.features import FEATURES
@@ -35,23 +34,12 @@ from .settings import (
 from .tables import MOST_PLUGINS, ConfigTable, DeviceName, Name, Seeds, refuse
 
 
-def _facts(attributes: dict[str, list[Fact]]) -> dict[str, list[Fact]]:
-    try:
-        fact_columns(attributes)
-    except ValueError as error:
-        refuse([("", str(error))])
-    return attributes
-
-
 def _written_out(method: Any) -> Any:
     """Names of methods are written out before this table is validated, unless there is no such method."""
     reason = unmeant(method)
     if reason is not None:
         refuse([reason])
     return method
-
-
-ClientAttributes = Annotated[dict[str, list[Fact]], AfterValidator(_facts)]
 
 
 class Experiment(ConfigTable):
@@ -115,7 +103,7 @@ class Experiment(ConfigTable):
     partition: Annotated[Part, PartOf(PARTITIONS)] | None = None
     """Division of samples among clients."""
 
-    attributes: ClientAttributes = {}
+    attributes: dict[str, list[bool | float]] = {}
     """Facts about clients, a value each, for criteria such as `attribute`."""
 
     model: Annotated[Part, PartOf(MODELS)] | None = None

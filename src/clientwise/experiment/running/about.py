@@ -11,7 +11,6 @@ from ...attacks import Hostile
 from ...core.aggregation.rules import RULES
 from ...core.evidence import EVIDENCE
 from ...core.objective.problem import constant_metric
-from ...core.sampling import SAMPLINGS
 from ...data.federated import FederatedData, Samples
 from ...engine.executor import DeviceExecutor
 from ...models.flat import frozen_digest
@@ -32,7 +31,6 @@ def about_method(settings: MethodSettings) -> MethodFacts:
     """Facts about a method, from its parts."""
     table = settings.to_dict()
     evidence: Any = make_if_named(EVIDENCE, settings.evidence)
-    sampling = make_if_named(SAMPLINGS, settings.sampling)
     needs: set[str] = set()
     for key, registry, part in settings.parts():
         if key not in CHANGING_NO_MODEL:
@@ -52,7 +50,6 @@ def about_method(settings: MethodSettings) -> MethodFacts:
         is_control=settings.control is not None or "simulation" in needs,
         is_available=settings.control != POOLING and "simulation" not in needs,
         trains_on_server=learns_there or "server_samples" in needs,
-        averages_equally=sampling is not None,
         threshold=getattr(evidence, "threshold", math.inf),
         margin=getattr(evidence, "margin", 0.0),
     )

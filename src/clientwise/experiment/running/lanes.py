@@ -246,7 +246,7 @@ class Lane:
 
     def prefetch(self, round_num: int) -> None:
         """Tell the engine the cohort of a round, where it is known beforehand."""
-        if self.engine.clock is None and not self.is_secret and self.method.sampling is None:
+        if self.engine.clock is None and not self.is_secret:
             self.engine.prefetch(self._plan.cohort(self.engine.num_clients, round_num))
 
     def keep(self, done: LaneState) -> None:

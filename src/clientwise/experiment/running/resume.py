@@ -11,7 +11,6 @@ from ...errors import RunError
 from ...record.database import recorded_fact
 from ...record.facts import BY_HOST
 from ...record.files import (
-    BEST,
     CONFIG,
     LOCK,
     dotted_keys,
@@ -55,18 +54,18 @@ def new_folder(name: str, parent: Path = Path("runs")) -> Path:
 
 def claim(folder: Path) -> None:
     """Make the folder, so that it can be locked. A folder with other files is refused."""
-    is_new(folder, CONFIG, BEST)
+    is_new(folder, CONFIG)
     make_folder(folder)
 
 
-def is_new(folder: Path, first: str, *others: str) -> bool:
-    """Whether a folder lacks the file that is written `first`; one with anything but `others` is refused."""
+def is_new(folder: Path, first: str) -> bool:
+    """Whether a folder lacks the file that is written `first`; one with anything else is refused."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if (folder / first).is_file():  # looked for last: another process may be writing it
         return False
     # By its name: what another process is writing has become that file by the time of a second look
-    begun = {name for name in names if name.endswith(ENDING) and name.startswith((first, *others))}
-    if names - begun - {LOCK, *others}:
+    begun = {name for name in names if name.endswith(ENDING) and name.startswith(first)}
+    if names - begun - {LOCK}:
         raise RunError(f"{folder}: not empty, and not a run of clientwise (it has no {first})")
     return True
 

@@ -23,7 +23,7 @@ from ...engine.shards import slots
 from ...engine.wrapping import EmbeddedEngine
 from ...errors import RunError
 from ...record.facts import MODEL_OF_SEED, current_minute
-from ...record.files import BEST, CONFIG, VERSIONS, locked
+from ...record.files import CONFIG, VERSIONS, locked
 from ...record.store import Store
 from ...writing import write_atomically
 from ..build.data import build_data, data_folder, scored
@@ -97,7 +97,7 @@ def run(
                 raise RunError("resume=True: out= must name the run folder to resume")
             folder = Path(out)
             with _writable(folder):
-                resume = not is_new(folder, CONFIG, BEST)  # where there is no run yet, one begins
+                resume = not is_new(folder, CONFIG)  # where there is no run yet, one begins
         if resume:
             _take(folder, stack)
             before = config_so_far(folder)

@@ -88,6 +88,7 @@ class FlowerEngine(WrappingEngine):
         self._connected = connected
         self._settings = settings
         self._claims = FirstClaims()
+        self._claimed: dict[int, dict[str, float]] = {}  # in the present round, by client
         self._is_deployment = is_deployment
         self._awaits_all = awaits_all
         self._began = time.monotonic()
@@ -103,6 +104,7 @@ class FlowerEngine(WrappingEngine):
         round.
         """
         self._round = task.round_num
+        self._claimed = {}
         pace = self.clock.pace if self.clock else Pace()
         possible = len({*client_ids, *self._waiting.values()})
         needed = min(self._settings.min_replies, possible)
@@ -143,6 +145,12 @@ class FlowerEngine(WrappingEngine):
             self.clock.now = time.monotonic() - self._began
             self.clock.at_work = frozenset(self._waiting.values())
 
+    def remember_claims(self, client_ids: Sequence[int]) -> None:
+        """See `core.engine.RemembersClaims`."""
+        for client in client_ids:
+            for name, claimed in self._claimed.get(client, {}).items():
+                self._claims.remember(client, name, claimed)
+
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.engine.Engine`. A client that does not reply has zero samples and is missing.
 
@@ -162,6 +170,8 @@ class FlowerEngine(WrappingEngine):
         if usable:
             missing += [Refusal(one, LOSS_TOO_LARGE) for one in found if one not in usable]
             found = usable
+        for client, one in found.items():
+            self._claims.remember(client, TEST_SIZE, float(one.num_samples))
         problem = self.problem
         zeros = torch.zeros(len(models), 1, dtype=torch.float64)
         counts = torch.zeros(len(models), *problem.counts_shape, dtype=problem.counts_dtype)
@@ -255,11 +265,12 @@ class FlowerEngine(WrappingEngine):
         def read(content: RecordDict) -> Updates:
             update = read_update(client, content, task.criteria)
             if self._is_deployment:
-                for part in task.criteria:
-                    if is_fixed(part) and part.called in update.measurements:
-                        claimed = float(update.measurements[part.called])
-                        self._claims.compare(client, part.called, claimed)
-                        self._claims.remember(client, part.called, claimed)
+                fixed = [part.called for part in task.criteria if is_fixed(part)]
+                sent = update.measurements
+                claimed = {name: float(sent[name]) for name in fixed if name in sent}
+                for name, value in claimed.items():
+                    self._claims.compare(client, name, value)
+                self._claimed[client] = claimed
             return update
 
         return read_reply(client, content, read)
@@ -267,9 +278,7 @@ class FlowerEngine(WrappingEngine):
     def _read_evaluation(self, client: int, num_candidates: int, content: RecordDict) -> Evaluation:
         """A client's evaluation, on a test set of the same size as its first one."""
         one = read_evaluation(content, num_candidates, self.problem, outputs=self._outputs)
-        size = float(one.num_samples)
-        check_size(size, self._claims.first.get((client, TEST_SIZE)))
-        self._claims.remember(client, TEST_SIZE, size)
+        check_size(float(one.num_samples), self._claims.first.get((client, TEST_SIZE)))
         return one
 
 

@@ -111,12 +111,10 @@ class Weighted(Strategy):
             is measured on the server.
         score: how the criteria become one number; `Prioritized` by default.
         normalise: how each criterion is scaled across clients; the score's own default if None.
-        sampling: how nodes are drawn for training, such as `{"name": "by_score", "floor": 0.1}`. By
-            default, the wrapped strategy draws them. It still says how many.
         measured_here: functions of a reply's arrays, by criterion, for what the server measures
             itself. A client's claim for such a criterion is ignored.
-        options: `num_classes` (the upper bound of `label_diversity`), `folder`, `keep_best` and
-            `weights` of `cw.Aggregator`; the last one stands instead of `criteria`.
+        options: `num_classes` (the upper bound of `label_diversity`), `folder` and `weights` of
+            `cw.Aggregator`; the last one stands instead of `criteria`.
 
     Attributes:
         rounds: `RoundWeights` of every training round so far.
@@ -130,7 +128,6 @@ class Weighted(Strategy):
         criteria: Sequence[str] | None = None,
         score: Score | None = None,
         normalise: str | None = None,
-        sampling: str | Mapping[str, Any] | None = None,
         measured_here: Mapping[str, Callable[[ArrayRecord], float]] | None = None,
         **options: Unpack[AggregatorOptions],
     ) -> None:
@@ -142,11 +139,8 @@ class Weighted(Strategy):
                 f"{kind} takes no weighted mean: use FedAvg, FedProx, FedAdam or the like"
             )
         functions = {name: _of_record(one) for name, one in (measured_here or {}).items()}
-        table: dict[str, Any] = {"name": "Weighted", "like": "FedAvg"}
-        if sampling is not None:
-            table["sampling"] = sampling
         aggregator = Aggregator(
-            table,
+            {"name": "Weighted", "like": "FedAvg"},
             criteria=criteria,
             score=score,
             normalise=normalise,
@@ -183,17 +177,8 @@ class Weighted(Strategy):
     ) -> Iterable[Message]:
         """As the wrapped strategy does. The model is kept, since replies are compared with it."""
         messages = self._strategy.configure_train(server_round, arrays, config, grid)
-        if self._aggregator.draws_clients:
-            messages = self._readdressed(list(messages), grid)
         self._aggregator.begin(_arrays(arrays))
         return messages
-
-    def _readdressed(self, messages: list[Message], grid: Grid) -> list[Message]:
-        """The wrapped strategy's messages, to as many nodes that are drawn by their scores."""
-        nodes = self._aggregator.choose(grid.get_node_ids(), len(messages))
-        for message, node in zip(messages, nodes, strict=False):
-            message.metadata.dst_node_id = int(node)
-        return messages[: len(nodes)]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
         """Measure, weigh, and aggregate by the wrapped strategy.
@@ -372,7 +357,7 @@ class MethodStrategy(Weighted):
         model: the network whose state the arrays are.
         samples: (inputs, targets) that the server holds: it weighs by them and fine-tunes on them.
         method: a name of `clientwise list methods`, or a table as in TOML with `name` and `like`.
-        options: `num_classes`, `learning_rate`, `seed`, `folder`, `keep_best` and `weights` of
+        options: `num_classes`, `learning_rate`, `seed`, `folder` and `weights` of
             `cw.Aggregator`.
 
     Attributes:
