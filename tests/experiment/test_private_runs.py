@@ -265,15 +265,6 @@ def test_a_run_stops_before_it_exceeds_its_budget(tmp_path: Path) -> None:
     assert len(spent(tmp_path / "run", "private")) == 2
 
 
-def test_an_early_stop_does_not_say_that_the_budget_is_spent(tmp_path: Path) -> None:
-    stops = {"stop_early": 1, "training": {"learning_rate": 1e-30}}
-    limited = config(changed(privacy={"epsilon": 1e3}), **stops)
-    run = cw.run(limited, tmp_path / "run", progress=False)
-    notes = run.frame("rounds")["notes"].iloc[-1]
-    assert notes[-1].startswith("stopped early")
-    assert "budget" not in str(notes)
-
-
 def stop_after(given: dict[str, Any], folder: Path, rounds: int) -> None:
     def stop(_: cw.Run, progress: Progress) -> None:
         if progress.done == rounds:

@@ -30,7 +30,7 @@ from ..build.data import build_data, load_samples
 from ..build.engine import build_engine, build_executor, build_honest, build_plan
 from ..config.schema import Experiment
 from ..load import load_experiment
-from .lanes import Lane, LaneState, begun, compute_round, is_watched
+from .lanes import Lane, LaneState, begun, compute_round
 
 CONNECT_SECONDS = 10
 
@@ -64,7 +64,7 @@ def _build(
     executor, method = _executor_and_method(experiment, name, data)
     engine = build_engine(experiment, data, hostile, seed, executor, method)
     plan = build_plan(experiment, data.num_clients, seed, method.control)
-    return method, plan, engine, is_watched(experiment)
+    return method, plan, engine, experiment.keep == "best"
 
 
 def _executor_and_method(

@@ -353,14 +353,14 @@ class _Session:
         )
         done = lane.state.server.round_num
         self._done += done
-        if lane.is_done:  # it stopped early, before the run was resumed
+        if lane.is_done:  # its privacy budget was spent before the run was resumed
             self._total -= lane.rounds - done
         return lane
 
     def _track(self, lane: Lane, record: RoundRecord, values: Mapping[str, float]) -> Progress:
         """Count a round and tell the trackers of it."""
         self._done += 1
-        if lane.is_done:  # perhaps early, by its loss or its privacy budget
+        if lane.is_done:  # perhaps early, by its privacy budget
             self._total -= lane.rounds - record.round_num
         step = Progress(
             lane.method.name,
