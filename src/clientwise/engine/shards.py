@@ -57,6 +57,8 @@ def slots(on_gpu: bool) -> list[Slot]:
             found += [Slot(node["NodeID"], 1, has_gpu=True)] * gpus
         else:
             found.append(Slot(node["NodeID"], cores))
+    if not found:
+        raise ClientwiseError(f"the Ray cluster has no {'GPU' if on_gpu else 'CPU core'}")
     return found
 
 

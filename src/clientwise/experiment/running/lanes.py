@@ -1,6 +1,6 @@
 """A lane is one method with one seed.
 
-Lanes run one after the other, side by side on one device, or spread over Ray.
+Lanes run one after the other, or side by side on one device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...attacks import Hostile
 from ...core.engine import Engine
-from ...core.method import Method, Plan, accountant_of
+from ...core.method import Method, accountant_of
 from ...core.round import first_state, run_round
 from ...core.types import RoundRecord, ServerState
 from ...engine.scheduler import Scheduler
@@ -76,17 +76,6 @@ class LaneState:
     record: RoundRecord | None = None  # None: from a checkpoint, or before the first round
     seconds: float = 0.0
     loss: float | None = None  # held-out, where the best model is kept
-
-
-def compute_round(
-    state: ServerState, method: Method, plan: Plan, engine: Engine, *, watched: bool
-) -> LaneState:
-    """Run one round and measure its time; where it is `watched`, with the held-out loss."""
-    began = time.perf_counter()
-    state, record = run_round(state, method, plan, engine)
-    loss = held_out_loss(engine, state, record) if watched else None
-    seconds = time.perf_counter() - began
-    return LaneState(state, engine.state(), record=record, seconds=seconds, loss=loss)
 
 
 def numbers_of(values: Mapping[str, Any], metric: str) -> dict[str, float]:
@@ -184,37 +173,41 @@ class Lane:
         self._save()
 
     def run_round(self, state: LaneState) -> LaneState:
-        """Run the round after `state`. It is recorded only by `keep`."""
-        watched = self.experiment.keep == "best"
-        done = compute_round(state.server, self.method, self._plan, self.engine, watched=watched)
-        return self.accounted(state, done)
+        """Run the round after `state` and measure its time. It is recorded only by `keep`."""
+        began = time.perf_counter()
+        engine = self.engine
+        server, record = run_round(state.server, self.method, self._plan, engine)
+        loss = None
+        if self.experiment.keep == "best":
+            loss = held_out_loss(engine, server, record)
+        seconds = time.perf_counter() - began
+        record = self._accounted(record, server)
+        best = self._best_of(state.best, server, loss)
+        return LaneState(server, engine.state(), best, record, seconds, loss)
 
-    def accounted(self, before: LaneState, done: LaneState) -> LaneState:
-        """A round with the privacy and the best model of all rounds so far, and why it is the last one."""
-        record = done.record
-        assert record is not None
-        server = done.server
-        notes = list(record.notes)
+    def _accounted(self, record: RoundRecord, server: ServerState) -> RoundRecord:
+        """The record with the privacy that all rounds so far have spent, and whether it was the last one."""
         released = record.released
-        if released is not None and self._accountant is not None:
-            spent = self._accountant.epsilon(int(server.kept("privacy")["releases"].max()))
-            released = replace(released, epsilon=spent)
-            if server.round_num < self.rounds and self._has_spent(server):
-                notes.append(
-                    f"the privacy budget is spent (ε = {spent:.3g}): this was the last round"
-                )
-        record = replace(record, released=released, notes=tuple(notes))
-        return replace(done, best=self._best_of(before.best, done), record=record)
+        if released is None or self._accountant is None:
+            return record
+        spent = self._accountant.epsilon(int(server.kept("privacy")["releases"].max()))
+        notes = record.notes
+        if server.round_num < self.rounds and self._has_spent(server):
+            notes = (
+                *notes,
+                f"the privacy budget is spent (ε = {spent:.3g}): this was the last round",
+            )
+        return replace(record, released=replace(released, epsilon=spent), notes=notes)
 
-    def _best_of(self, best: BestRound | None, done: LaneState) -> BestRound | None:
+    def _best_of(
+        self, best: BestRound | None, server: ServerState, loss: float | None
+    ) -> BestRound | None:
         """The best round so far, or the one that is done."""
-        loss = done.loss
         if not self._keeps_best or loss is None or math.isnan(loss):
             return best
         if best is not None and loss >= best.loss:
             return best
-        model = done.server.model.clone()  # a file has no tensor twice
-        return BestRound(done.server.round_num, loss, model)
+        return BestRound(server.round_num, loss, server.model.clone())  # a file has no tensor twice
 
     def prefetch(self, round_num: int) -> None:
         """Tell the engine the cohort of a round, where it is known beforehand."""
