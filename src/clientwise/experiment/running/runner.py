@@ -33,6 +33,7 @@ from ..checks.describe import count_steps, doubts
 from ..config.schema import Experiment
 from ..trackers import Progress, Trackers
 from .about import about_method, about_model, about_run, reports_on_clients
+from .cluster import connected_to_ray, sharded
 from .lanes import Lane, OnRound, run_lanes
 from .origin import (
     compare_origin,
@@ -43,7 +44,6 @@ from .origin import (
     versions,
     with_initial_parameters,
 )
-from .ray_lanes import connected_to_ray, sharded
 from .resume import (
     FACT,
     claim,

@@ -14,7 +14,7 @@ import shards_here
 from clientwise.data.folder import DataError
 from clientwise.engine.shards import answers
 from clientwise.errors import ClientwiseError
-from clientwise.experiment.running.ray_lanes import connected_to_ray
+from clientwise.experiment.running.cluster import connected_to_ray
 
 
 def test_without_ray_it_says_what_to_install(
