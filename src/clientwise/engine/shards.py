@@ -224,9 +224,6 @@ class ShardedEngine(LocalEngine):
         super().__init__(data, module, **options)
         self._shards = shards
 
-    def prefetch(self, client_ids: Sequence[int]) -> None:
-        """Nothing: the shards hold the samples."""
-
     def fold(self, client_ids: Sequence[int], state: ServerState) -> list[Folded]:
         """See `FoldingEngine`: a sum over clients is the sum over shards."""
         model = state.model.cpu()

@@ -209,11 +209,6 @@ class Lane:
             return best
         return BestRound(server.round_num, loss, server.model.clone())  # a file has no tensor twice
 
-    def prefetch(self, round_num: int) -> None:
-        """Tell the engine the cohort of a round, where it is known beforehand."""
-        if self.engine.clock is None and not self.is_secret and self.method.sampling is None:
-            self.engine.prefetch(self._plan.cohort(self.engine.num_clients, round_num))
-
     def keep(self, done: LaneState) -> None:
         """Record a round, tell of it, and save a checkpoint where one is due."""
         record = done.record
@@ -278,12 +273,8 @@ def _run_alone(lane: Lane) -> None:
             lane.keep(waiting.pop())
             spent += time.perf_counter() - began
 
-    def while_clients_train() -> None:
-        write()
-        lane.prefetch(state.server.round_num + 2)  # `state` is that before the running round
-
     state = lane.state
-    lane.engine.idle_work = while_clients_train
+    lane.engine.idle_work = write
     try:
         while not lane.ends_after(state):
             spent = 0.0
