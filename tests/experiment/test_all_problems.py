@@ -160,19 +160,17 @@ def test_a_wrong_cell_does_not_hide_those_of_others(federations: Path) -> None:
 def test_paths_start_from_the_folder_of_the_config(
     table: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the command runs in another folder: data, plugins, traces, --set and federations."""
+    """Also where the command runs in another folder: data, plugins, --set and federations."""
     folder = tmp_path / "study"
     (folder / "code").mkdir(parents=True)
     (folder / "data").mkdir()
     write_rows(folder / "rows.csv")
     write_rows(folder / "data" / "rows.csv")
     (folder / "code" / "paths_of_study.py").write_text("")
-    (folder / "speeds.csv").write_text("speed\n1\n2\n3\n")
     table |= {
         "plugins": ["paths_of_study"],
         "plugin_dir": "code",
         "data_dir": ".",
-        "devices": {"traces": "speeds.csv"},
     }
     file = write(folder / "own.toml", table)
     monkeypatch.chdir(tmp_path)
@@ -180,8 +178,6 @@ def test_paths_start_from_the_folder_of_the_config(
     experiment = load_experiment(relative)
     assert experiment.data_dir == str(folder)
     assert experiment.plugin_dir == str(folder / "code")
-    assert experiment.devices is not None
-    assert experiment.devices.traces == str(folder / "speeds.csv")
     changed = load_experiment(relative, ["data_dir=data", "initial_model=first.safetensors"])
     assert changed.data_dir == str(folder / "data")
     assert changed.initial_model == str(folder / "first.safetensors")
@@ -191,7 +187,7 @@ def test_paths_start_from_the_folder_of_the_config(
     monkeypatch.chdir("/")
     assert cw.run(run.folder / "config.toml", run.folder, resume=True, rounds=2, progress=False)
 
-    del table["devices"], table["plugins"], table["plugin_dir"], table["data_dir"]
+    del table["plugins"], table["plugin_dir"], table["data_dir"]
     one, two = {"data_dir": "data"}, {"partition": {"name": "iid", "clients": 2}}
     table["matrix"] = {"attacks": {}, "data": {"one": one, "two": two}}
     cells = load_matrix(write(folder / "matrix.toml", table)).cells

@@ -1,10 +1,9 @@
-"""The clients' devices: speed, bandwidth and availability, drawn from distributions or read from a CSV file."""
+"""The clients' devices: speed, bandwidth and availability, drawn from distributions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -17,10 +16,8 @@ from ..registry import (
     NonNegativeFloat,
     PositiveFloat,
     Registry,
-    suggest,
 )
 from .folder import DataError
-from .table import parse_csv, parse_numbers
 
 FASTEST = 1e15  # samples or bytes per second
 
@@ -122,51 +119,16 @@ def draw_devices(
     num_clients: int,
     seed: int,
     distributions: Mapping[str, Distribution],
-    traced: Mapping[str, Tensor] | None = None,
 ) -> Devices:
-    """The devices of a seed: properties that traces do not have are drawn from their distribution."""
-    facts = dict(traced or {})
+    """The devices of a seed."""
+    facts: dict[str, Tensor] = {}
     for name, fact in DEVICE_FACTS.items():
-        if name not in facts:
-            random = generator(seed, f"device {name}")
-            facts[name] = distributions[name](
-                torch.rand(num_clients, generator=random, dtype=torch.float64)
-            )
-        wrong = facts[name][~((facts[name] >= fact.low) & (facts[name] <= fact.high))]
+        random = generator(seed, f"device {name}")
+        shares = torch.rand(num_clients, generator=random, dtype=torch.float64)
+        values = facts[name] = distributions[name](shares)
+        wrong = values[~((values >= fact.low) & (values <= fact.high))]
         if len(wrong):
             raise DataError(
                 f"{name} = {float(wrong[0]):g} of a client's device is outside [{fact.low:g}, {fact.high:g}]"
             )
     return Devices(**facts)
-
-
-def read_traces(path: Path, num_clients: int, seed: int) -> dict[str, Tensor]:
-    """The columns of the file, each [K]: of the rows that name the clients, or else of rows drawn by the seed."""
-    columns = _read_columns(path)
-    if "client" not in columns:
-        rows = len(next(iter(columns.values())))
-        drawn = torch.randint(rows, (num_clients,), generator=generator(seed, "device traces"))
-        return {name: values[drawn] for name, values in columns.items()}
-    order = columns["client"].argsort()
-    if columns.pop("client")[order].tolist() != list(range(num_clients)):
-        raise DataError(
-            f"{path}: its column client must name each of the clients 0 to {num_clients - 1} once"
-        )
-    return {name: values[order] for name, values in columns.items()}
-
-
-def _read_columns(path: Path) -> dict[str, Tensor]:
-    """The columns of a CSV file by name."""
-    rows = parse_csv(path)
-    rows.columns = rows.columns.str.strip()
-    known = ["client", *DEVICE_FACTS]
-    for name in rows.columns:
-        if name not in known:
-            raise DataError(f"{path}: unknown column {name!r}{suggest(name, known)}")
-    if not len(rows):
-        raise DataError(f"{path}: has no rows below the names of columns")
-    columns = {name: torch.from_numpy(parse_numbers(rows[name])) for name in rows.columns}
-    for name, values in columns.items():
-        if values.isnan().any():
-            raise DataError(f"{path}: column {name!r} has something that is no number")
-    return columns

@@ -24,10 +24,7 @@ from ..errors import ConfigError, Problems
 from ..record.files import DEEPEST, MOST_BYTES, parse_toml
 from ..registry import suggest
 
-PATHS = {  # keys that are paths, by table; "" has those at the top
-    "": ("data_dir", "plugin_dir", "initial_model"),
-    "devices": ("traces",),
-}
+PATHS = ("data_dir", "plugin_dir", "initial_model")  # keys of the top level that are paths
 
 
 class Source(NamedTuple):
@@ -121,13 +118,11 @@ def _federations(table: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [changes for changes in found if isinstance(changes, dict)]
 
 
-def _make_paths_absolute(table: Mapping[str, Any], folder: Path) -> None:
+def _make_paths_absolute(table: dict[str, Any], folder: Path) -> None:
     """Relative paths start from the folder of the config."""
-    for name, keys in PATHS.items():
-        inner = table.get(name) if name else table
-        for key in keys:
-            if isinstance(inner, dict) and isinstance(inner.get(key), str):
-                inner[key] = str(folder / inner[key])
+    for key in PATHS:
+        if isinstance(table.get(key), str):
+            table[key] = str(folder / table[key])
 
 
 def _override(table: dict[str, Any], text: str) -> None:

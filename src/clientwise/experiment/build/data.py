@@ -16,7 +16,7 @@ from ...attacks.samples import plant, swap
 from ...core.criteria import fact_columns
 from ...core.seeding import generator
 from ...data.datasets import DATASETS, DataError
-from ...data.devices import DEVICE_FACTS, DISTRIBUTIONS, draw_devices, read_traces
+from ...data.devices import DEVICE_FACTS, DISTRIBUTIONS, draw_devices
 from ...data.division import Division, client_names, contribute, divide, hand_out
 from ...data.features import with_features
 from ...data.federated import FederatedData, Holdings, Samples
@@ -271,15 +271,8 @@ def _with_devices(experiment: Experiment, data: FederatedData, seed: int) -> Fed
     parts: dict[str, Part] = {name: getattr(settings, name) for name in DEVICE_FACTS}
     distributions = {name: make(DISTRIBUTIONS, part) for name, part in parts.items()}
     try:
-        traced: dict[str, Tensor] = {}
-        if settings.traces:
-            traced = read_traces(Path(settings.traces), data.num_clients, seed)
-        devices = draw_devices(data.num_clients, seed, distributions, traced)
+        devices = draw_devices(data.num_clients, seed, distributions)
     except DataError as error:
         raise ConfigError(experiment.source, [("devices", str(error))]) from None
-    drawn = {
-        name: f"seed {seed}: {part.name} {dict(part.options)}"
-        for name, part in parts.items()
-        if name not in traced
-    }
+    drawn = {name: f"seed {seed}: {part.name} {dict(part.options)}" for name, part in parts.items()}
     return replace(data, devices=devices, drawn=drawn)

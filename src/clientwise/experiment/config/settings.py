@@ -213,9 +213,6 @@ def _drawn(fact: DeviceFact) -> Any:
 class DeviceSettings(ConfigTable):
     """Simulated devices (docs/devices.md). A value is a number for all clients, or a distribution."""
 
-    traces: str | None = None
-    """CSV file with a device per line, instead of distributions."""
-
 
 class FlowerSettings(ConfigTable):
     """Clients reached through Flower (docs/frameworks.md)."""
