@@ -17,7 +17,7 @@ from clientwise.engine.shards import (
     Slot,
     divided,
 )
-from clientwise.experiment.running import ray_lanes, runner
+from clientwise.experiment.running import cluster, runner
 
 
 def slots(count: int) -> list[Slot]:
@@ -29,7 +29,7 @@ def without_ray(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Let `workers = "ray"` mean so many shards in this process."""
     monkeypatch.setattr(runner, "connected_to_ray", nullcontext)
     monkeypatch.setattr(runner, "slots", lambda on_gpu: slots(count))
-    monkeypatch.setattr(ray_lanes, "Shards", AllHere)
+    monkeypatch.setattr(cluster, "Shards", AllHere)
 
 
 class Here(Shard):

@@ -411,13 +411,12 @@ def _without_tests_of_clients(experiment: Experiment, own: OwnData) -> Experimen
     """
     evaluation = experiment.evaluation
     given = evaluation.model_fields_set
-    chooses_round = experiment.keep == "best" or experiment.stop_early is not None
     are_needed = [
         "test_fraction" in given,
         "clients_every" in given and evaluation.clients_every > 0,
         experiment.server_set.source == "clients",
         any(method.adjust for method in experiment.methods),
-        chooses_round and own.held_out is None and not experiment.server_holds_samples,
+        experiment.keep == "best" and own.held_out is None and not experiment.server_holds_samples,
     ]
     if own.report is None or any(are_needed):
         return experiment

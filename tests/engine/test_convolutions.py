@@ -1,4 +1,4 @@
-"""Convolutions of several models on a CPU, with oneDNN and without, are those of the modules."""
+"""Convolutions of several models, as products over patches and one by one, are those of the modules."""
 
 import copy
 from collections.abc import Callable
@@ -99,10 +99,9 @@ def test_any_chain_of_convolutions_is_that_of_the_modules(data: st.DataObject) -
             if isinstance(layer, nn.Conv2d):
                 layer.reset_parameters()
         modules.append(copy.deepcopy(nn.Sequential(*chain, nn.Linear(features, 2))))
-    uses_onednn = data.draw(st.booleans())
+    cuts_patches = data.draw(st.booleans())
     with (
-        patch.object(layers, "_uses_onednn", lambda: uses_onednn),
-        patch.object(layers, "CUT_BYTES", data.draw(st.sampled_from([1, 2_000, 10**7]))),
+        patch.object(layers, "_cuts_patches", lambda _: cuts_patches),
         patch.object(layers, "FEW", data.draw(st.sampled_from([0, 9, layers.FEW]))),
         patch.object(layers, "LARGE_CONVOLUTION", data.draw(st.sampled_from([0, 10**9]))),
     ):

@@ -16,7 +16,6 @@ from clientwise.core.seeding import client_keys, generator, mixed
 from clientwise.core.training import part_of
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.datasets import diabetes
-from clientwise.data.federated import Holdings
 from clientwise.data.partition import iid
 from clientwise.engine.device import pick_device
 from clientwise.engine.local import LocalEngine
@@ -292,24 +291,6 @@ def test_if_nobody_can_train_the_error_is_shown(make_engine: MakeEngine) -> None
     engine = LocalEngine(make_engine().data, nn.Linear(3, 10), seed=1)  # it takes no images
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         list(engine.train(range(8), engine.initial_model, task()))
-
-
-def test_what_prefetched_clients_hold_is_looked_up_before_they_are_asked(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain, engine, looked_up = make_engine(), make_engine(), []
-    monkeypatch.setattr(engine.executor, "workers", 1)
-    engine.prefetch((1, 3))
-    gather = Holdings.gather
-    monkeypatch.setattr(
-        Holdings, "gather", lambda self, holders: looked_up.append(holders) or gather(self, holders)
-    )
-    for cohort in [(1, 3), (3, 1), (1, 3)]:
-        (prefetched,) = engine.train(cohort, engine.initial_model, task())
-        assert looked_up == ([] if cohort == (1, 3) else [cohort])
-        (updates,) = plain.train(cohort, engine.initial_model, task())
-        assert torch.equal(prefetched.models, updates.models)
-        looked_up.clear()
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import clientwise as cw
 from clientwise.engine.local import LocalEngine
@@ -72,31 +71,6 @@ def test_what_fails_in_a_round_leaves_those_before_it(
     monkeypatch.setattr(LocalEngine, "evaluate_server", original)
     again = cw.Run(cw.run(alone(tiny), tmp_path / "run", resume=True))
     assert everything(again) == everything(whole)
-
-
-def test_who_is_asked_next_is_known_before(
-    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, prefetched = [], []
-    train, prefetch = LocalEngine.train, LocalEngine.prefetch
-
-    def noted(self: LocalEngine, clients: Any, model: Any, task: Any) -> Any:
-        asked.append(clients)
-        return train(self, clients, model, task)
-
-    def foreseen(self: LocalEngine, clients: Any) -> None:
-        prefetched.append(clients)
-        prefetch(self, clients)
-
-    monkeypatch.setattr(LocalEngine, "train", noted)
-    monkeypatch.setattr(LocalEngine, "prefetch", foreseen)
-    monkeypatch.setattr(
-        torch, "get_num_threads", lambda: 1
-    )  # as on a GPU: one worker has the cohort for itself
-    cw.run(alone(tiny) | {"federation": {"clients_per_round": 2}}, tmp_path / "run")
-    drawn = [one for one in asked if len(one) == 2]  # without the trial round's
-    assert drawn[1:] == prefetched[:-1]  # nobody is asked after the last round
-    assert len(set(drawn)) > 1
 
 
 @pytest.mark.alone

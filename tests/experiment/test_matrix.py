@@ -49,7 +49,7 @@ from clientwise.report.standings import (
     standings,
     write_matrix,
 )
-from recorded import curve, everything
+from recorded import everything
 
 ATTACKS = {
     "flip": {"attack": {"name": "sign_flip", "strength": 5.0}},
@@ -258,31 +258,32 @@ def test_three_methods_by_three_columns_grow_to_four_by_four(
     assert results.federations[0].values.shape == (4, 4, 2)
 
 
-def test_seeds_shares_and_rounds_are_added_as_to_plain_runs(finished: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "lost"),
+    [
+        ({"shares": [0.2]}, "the cell 'tiny, flip 40%'"),
+        ({"methods": ["FedAvg"]}, "the method 'Median'"),
+        ({"seeds": [1]}, "the seed 2"),
+        ({"name": "other"}, "the cell 'tiny, clean'"),
+    ],
+)
+def test_nothing_of_a_matrix_is_lost(
+    finished: Path, tmp_path: Path, change: dict[str, Any], lost: str
+) -> None:
     folder = copied(finished, tmp_path)
-    table = open_matrix(folder).table
-    door = folder / "tiny--door--40"
-    before = curve(cw.Run(door), "metric", "Median", 2)
-    only: dict[str, Any] = {"seeds": [3], "methods": ["Median"]}
-    grown = make(*read_config(with_matrix(table, shares=[0.2]), replaced=only), only)
-    assert isinstance(grown, Matrix)
-    assert grown.oracle is None, "it is not among these methods"
-    assert len(resumed(grown, folder)) == 5, "the new seed in old cells, and two new cells"
-    run = cw.Run(door)
-    assert curve(run, "metric", "Median", 2) == before
-    assert run.lanes.query("method == 'Median'")["seed"].tolist() == [1, 2, 3]
-    assert open_matrix(folder).oracle == "KnowsHonest"
-    assert read_results(folder).missing == 0
-    longer = load_matrix({**open_matrix(folder).table, "rounds": 3})
-    assert len(resumed(longer, folder)) == 5
-    assert before.items() <= curve(cw.Run(door), "metric", "Median", 2).items()
+    table = {**open_matrix(folder).table, "matrix": {**open_matrix(folder).table["matrix"]}}
+    table["matrix"].pop("oracle")
+    other = with_matrix(table, **change) if "shares" in change else table | change
+    before = contents(folder)
+    with pytest.raises(RunError, match=f"its matrix also has .*{re.escape(lost)}"):
+        resumed(load_matrix(other), folder)
+    assert contents(folder) == before
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"rounds": 1}, r"rounds = 1 \(was 2\)\. Resume"),
-        ({"name": "other"}, r"name = 'other' \(was 'tiny'\)\. Resume"),
         ({"training": {"batch_size": 5}}, r"training.batch_size = 5 \(was 20\)\. Resume"),
         (
             {"methods": [{"like": "Median", "adapters": "factors"}]},
@@ -301,10 +302,13 @@ def test_what_differs_is_named_and_no_file_changes(
     before = contents(folder)
     table = dict(open_matrix(folder).table)
     if "attacks" in change:
-        other = with_matrix(table, **change, oracle="FedAvg")
+        attacks = {**table["matrix"]["attacks"], **change["attacks"]}
+        other = with_matrix(table, attacks=attacks)
+    elif "methods" in change:
+        first, _, *others = table["methods"]
+        other = table | {"methods": [first, *change["methods"], *others]}
     else:
-        other = with_matrix(table, oracle=None) | change
-        del other["matrix"]["oracle"]
+        other = table | change
     with pytest.raises(ClientwiseError, match=f"was run with another config: {message}"):
         run_matrix(load_matrix(other), folder, resume=True)
     assert contents(folder) == before

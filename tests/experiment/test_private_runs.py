@@ -15,7 +15,8 @@ import clientwise as cw
 from clientwise.cli import app
 from clientwise.core.objective.problem import Classification
 from clientwise.core.privacy import Accountant
-from clientwise.core.types import ServerState
+from clientwise.core.round import run_round
+from clientwise.core.types import RoundRecord, ServerState
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.checks.combinations import deployment_issues
 from clientwise.experiment.checks.describe import describe
@@ -265,15 +266,6 @@ def test_a_run_stops_before_it_exceeds_its_budget(tmp_path: Path) -> None:
     assert len(spent(tmp_path / "run", "private")) == 2
 
 
-def test_an_early_stop_does_not_say_that_the_budget_is_spent(tmp_path: Path) -> None:
-    stops = {"stop_early": 1, "training": {"learning_rate": 1e-30}}
-    limited = config(changed(privacy={"epsilon": 1e3}), **stops)
-    run = cw.run(limited, tmp_path / "run", progress=False)
-    notes = run.frame("rounds")["notes"].iloc[-1]
-    assert notes[-1].startswith("stopped early")
-    assert "budget" not in str(notes)
-
-
 def stop_after(given: dict[str, Any], folder: Path, rounds: int) -> None:
     def stop(_: cw.Run, progress: Progress) -> None:
         if progress.done == rounds:
@@ -349,16 +341,15 @@ def test_a_round_that_is_interrupted_counts_for_clients_that_add_secret_noise(
 ) -> None:
     """The server has their updates by then. No round is written, so nothing else tells of it."""
     given = config(changed(LOCAL, privacy={"secret": True}), federation={"fraction": 1.0})
-    finish = lanes.compute_round
 
-    def interrupted(state: ServerState, *others: Any, **named: Any) -> lanes.LaneState:
-        done = finish(state, *others, **named)
-        if done.server.round_num == number:
+    def interrupted(*given: Any) -> tuple[ServerState, RoundRecord]:
+        done, record = run_round(*given)
+        if done.round_num == number:
             raise RuntimeError("the power is cut")
-        return done
+        return done, record
 
     with monkeypatch.context() as patched:
-        patched.setattr(lanes, "compute_round", interrupted)
+        patched.setattr(lanes, "run_round", interrupted)
         patched.setattr(lanes.Lane, "end", lambda lane: None)  # a crash saves nothing
         for resume in (False, True):
             with pytest.raises(RuntimeError, match="the power is cut"):

@@ -15,7 +15,6 @@ import clientwise as cw
 from clientwise.errors import ConfigError
 from clientwise.experiment.build.data import build_data, hold_back, load_samples
 from clientwise.experiment.load import load_experiment
-from clientwise.experiment.running.lanes import HeldOut
 from clientwise.experiment.tune import (
     Trial,
     Tuning,
@@ -132,19 +131,6 @@ def test_the_best_values_are_better_on_what_was_held_back(
     tuning = tuned(tiny | {"rounds": 4, "methods": ["FedAvg"], "tune": over}, tmp_path)
     fast, slow = tuning.trials["FedAvg"]
     assert fast.metrics[0] > slow.metrics[0] + 0.2
-
-
-@pytest.mark.parametrize("report_fraction", [0.5, 1.0])
-def test_trials_stop_early_unless_by_what_is_reported_on(
-    tiny: dict[str, Any], report_fraction: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        HeldOut, "stops", lambda self, rounds: bool(rounds) and len(self.losses) > 1
-    )
-    tiny |= {"methods": ["FedAvg"], "server_set": {"report_fraction": report_fraction}}
-    tuned(tiny | {"tune": {"over": rates(0.1)}, "rounds": 3, "stop_early": 1}, tmp_path)
-    last = cw.Run(tmp_path / "trials").frame("rounds")["round"].max()
-    assert last == (2 if report_fraction < 1 else 3)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ ODD = [
     *(["export", "{run}", *words] for words in (["--seed", "9" * 20], ["--method", LONG], ["--out", "{config}/x"])),
     *(["check", "{config}", "--server-data", path] for path in (LONG, "/dev/zero", "\udcff", "{config}")),
     *(["check", "{config}", "--set", change] for change in (f"initial_model={LONG}", "initial_model=/dev/zero",
-      "initial_model=''", "stop_early=-1", f"stop_early={DIGITS}")),
+      "initial_model=''", "rounds=-1", f"rounds={DIGITS}")),
     *(["diff", *folders] for folders in ([], ["{run}"], ["{run}", LONG], ["{run}", "\udcff"])),
 ]  # fmt: skip
 

@@ -26,7 +26,7 @@ def test_only_the_flower_parts_import_flower() -> None:
                 [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             )
             foreign = (
-                {"flwr"} if path.name in ("ray_lanes.py", "shards.py") else {"flwr", "ray"}
+                {"flwr"} if path.name in ("cluster.py", "shards.py") else {"flwr", "ray"}
             )  # lanes and clients may be spread over Ray alone
             assert not {name.split(".")[0] for name in names} & foreign, path
 

@@ -31,7 +31,6 @@ KEYS = {
     *(
         "server_set",
         "keep",
-        "stop_early",
         "checkpoint_seconds",
         "device",
         "precision",

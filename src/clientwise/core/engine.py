@@ -68,10 +68,6 @@ class Engine(Protocol):
         """
         ...
 
-    def prefetch(self, client_ids: Sequence[int]) -> None:
-        """Prepare for these clients, which will be asked next. May do nothing."""
-        ...
-
     def state(self) -> Mapping[str, Tensor]:
         """What simulated clients keep between rounds; a checkpoint stores it with the `ServerState`."""
         ...

@@ -39,7 +39,6 @@ MOST_REASON = 300  # characters of an error that the record keeps
 # One full-batch step of SGD is a gradient. A large rate, since small steps are lost in rounding
 GRADIENT_STEP = LocalTraining(batch_size=None, learning_rate=1024.0)
 
-Gathered = tuple[Tensor, Tensor, Tensor]  # see `Holdings.gather`
 # What became of a chunk of clients: their numbers, and their updates or why they could not train.
 ChunkResult = tuple[Sequence[int], Updates | Exception]
 
@@ -107,8 +106,6 @@ class LocalEngine:
         self.is_part = False
         self._chunk_size = chunk_size
         self._hold(self.data.train)
-        # What some clients hold: who, of which samples, and the result of `gather`
-        self._prefetched: tuple[Sequence[int], Holdings, Gathered] | None = None
         self.variates = ControlVariates(
             self.num_clients, self.initial_model, self.spec.num_parameters
         )
@@ -140,12 +137,6 @@ class LocalEngine:
         self._held = held
         self._sizes = held.sizes
         self._label_counts = _label_counts(held, self.problem.num_classes)
-
-    def prefetch(self, client_ids: Sequence[int]) -> None:
-        """See `core.engine.Engine`: look up now what they hold, not while a GPU waits for it."""
-        if self.executor.workers > 1:  # the cohort will be cut for several workers
-            return
-        self._prefetched = client_ids, self._held, self._samples_of(client_ids)
 
     def train(
         self,
@@ -245,7 +236,7 @@ class LocalEngine:
         self, clients: Sequence[int], model: Tensor, task: Task, changes: Changes = UNCHANGED
     ) -> TrainJob:
         """The job of a chunk: every client starts from `model` [d], on its own samples, but for `changes`."""
-        indices, targets, _ = self._samples_of(clients)
+        indices, targets, _ = self._held.gather(clients)
         corrections = None
         if task.training.control_variates:
             corrections = self.variates.corrections(clients).to(self.device)
@@ -273,14 +264,6 @@ class LocalEngine:
             return start.expand(len(clients), -1)
         own = [changes.starts.get(client, start) for client in clients]
         return torch.stack([one.to(self.device) for one in own])
-
-    def _samples_of(self, clients: Sequence[int]) -> Gathered:
-        """See `Holdings.gather`; looked up already where these clients were prefetched."""
-        if self._prefetched is not None:
-            known, held, found = self._prefetched
-            if held is self._held and clients == known:
-                return found
-        return self._held.gather(clients)
 
     def _updates(
         self,

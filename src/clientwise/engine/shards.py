@@ -57,6 +57,8 @@ def slots(on_gpu: bool) -> list[Slot]:
             found += [Slot(node["NodeID"], 1, has_gpu=True)] * gpus
         else:
             found.append(Slot(node["NodeID"], cores))
+    if not found:
+        raise ClientwiseError(f"the Ray cluster has no {'GPU' if on_gpu else 'CPU core'}")
     return found
 
 
@@ -221,9 +223,6 @@ class ShardedEngine(LocalEngine):
     ) -> None:
         super().__init__(data, module, **options)
         self._shards = shards
-
-    def prefetch(self, client_ids: Sequence[int]) -> None:
-        """Nothing: the shards hold the samples."""
 
     def fold(self, client_ids: Sequence[int], state: ServerState) -> list[Folded]:
         """See `FoldingEngine`: a sum over clients is the sum over shards."""

@@ -58,10 +58,6 @@ class WrappingEngine:
     def idle_work(self, work: Callable[[], None] | None) -> None:
         self.inner.idle_work = work
 
-    def prefetch(self, client_ids: Sequence[int]) -> None:
-        """See `core.engine.Engine`."""
-        self.inner.prefetch(client_ids)
-
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.engine.Engine`."""
         return self.inner.train(client_ids, model, task)

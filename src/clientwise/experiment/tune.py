@@ -9,8 +9,7 @@
 
 All combinations are tried where `trials` allows it, else a random sample of them. It does not depend on results.
 A trial runs a method under three seeds that the experiment does not have. Every client holds back a part of its
-training samples, and trials are compared on these: test samples are never used. With `stop_early`, a trial stops
-where a run would.
+training samples, and trials are compared on these: test samples are never used.
 """
 
 from __future__ import annotations
@@ -172,9 +171,6 @@ def _all_trials(
         "trackers": [],
         "keep": "last",
     }
-    server = experiment.server_set
-    if server.source == "held_out" and server.report_fraction == 1 and not server.shared_set:
-        changes["stop_early"] = None  # the samples that are reported on choose nothing
     return experiment.model_copy(update=changes)
 
 

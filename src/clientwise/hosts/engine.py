@@ -113,9 +113,6 @@ class HostEngine:
         assert self._server is not None, "methods that need samples are refused beforehand"
         return self._server.server_gradients(model, groups)
 
-    def prefetch(self, client_ids: Sequence[int]) -> None:
-        """See `core.engine.Engine`."""
-
     def state(self) -> Mapping[str, Tensor]:
         """See `core.engine.Engine`."""
         return {}

@@ -182,7 +182,7 @@ class Store:
             problem: what is predicted.
             hostile: the hostile clients.
             seconds: the time that the round took.
-            held_out_loss: by which the run stops or keeps models, where it does.
+            held_out_loss: by which the run keeps the best model, where it does.
         """
         names = self._names.get(self._seeds[lane], {})
         done = Round(record, problem, hostile, names, seconds, self._machine, held_out_loss)

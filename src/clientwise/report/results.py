@@ -84,7 +84,10 @@ class Method:
 
     @cached_property
     def lanes(self) -> Frame:
-        """By seed: the rounds that it has run, whether training stopped early, and the round its results stand for."""
+        """By seed: the rounds that it has run, whether it stopped early, and the round its results stand for.
+
+        A lane stops early where its privacy budget is spent.
+        """
         found, planned = self.run.lanes, self.run.facts.rounds
         own = found[(found["method"] == self.name) & found["seed"].isin(self.seeds)]
         own = own.set_index("seed")
@@ -153,12 +156,8 @@ class Method:
 
     @property
     def notes(self) -> list[str]:
-        """The notes of its rounds; without that training stopped early, the last note of its round."""
-        known = self.rounds.dropna(subset=["notes"])
-        found: list[str] = []
-        for seed, number, notes in known[["seed", "round", "notes"]].itertuples(index=False):
-            found += notes[:-1] if self.stopped.get(seed) == number else notes
-        return found
+        """The notes of its rounds."""
+        return [note for notes in self.rounds["notes"].dropna() for note in notes]
 
     def mean(self, column: str) -> float:
         """A column of the rounds: its mean over the rounds, and then over the seeds."""

@@ -149,20 +149,14 @@ def _against_a_constant(one: Method, results: Results) -> str | None:
 
 
 def _best_models(results: Results) -> Iterator[str]:
-    """Methods that stopped early, and those whose model is not that of the last round."""
+    """Methods whose model is not that of the last round."""
     for one in results.methods:
+        if one.run.config.get("keep") != "best" or one.about.control == "alone":
+            continue
         losses = one.curve("held_out_loss").astype(float).replace(math.inf, math.nan)
         best: Series = losses.dropna(axis="columns", how="all").idxmin()
-        if len(one.stopped):
-            lowest = best[best.index.isin(one.stopped.index)]
-            loss = f"was lowest in round {_by_seed(lowest)}" if len(lowest) else "was not finite"
-            yield (
-                f"{one.label} stopped early, after round {_by_seed(one.stopped)} of {one.run.facts.rounds}: "
-                f"the held-out loss {loss}."
-            )
-        is_kept = one.run.config.get("keep") == "best" and one.about.control != "alone"
         kept = best[best != best.index.map(one.done)]
-        if is_kept and len(kept):
+        if len(kept):
             value = results.unit.text(at_rounds(one.metric, kept).mean())
             yield (
                 f"{one.label}: predictions and exports use the model of round {_by_seed(kept)}, which has the lowest "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,6 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ...core.types import FLOAT_BYTES
 from ...models.modules import CountedDropout, keep
 
 # Parameter-free, and blind to what else is in the batch.
@@ -30,7 +29,6 @@ PLAIN = (
 # Output pixels per model from which on one convolution after the other fills a GPU
 LARGE_CONVOLUTION = 32_768
 FEW = 64  # values in a patch
-CUT_BYTES = 8 * 2**20  # of patches that a CPU copies at once, so that they stay in its caches
 
 
 @dataclass
@@ -158,8 +156,7 @@ class Convolution(StackedLayer):
         height, width = self._size_after(values)
         per_patch = self.parameters[0].matrix.shape[2]
         is_large = per_patch > FEW and values.shape[1] * height * width > LARGE_CONVOLUTION
-        has_kernels = not values.is_cuda and _uses_onednn()
-        if is_large or not self._can_cut or has_kernels:
+        if is_large or not self._can_cut or not _cuts_patches(values):
             return _stacked([self._convolve(values, model) for model in range(len(values))])
         self._patches = self._cut(values, height, width, self._padding)
         kernel = self.parameters[0].matrix[: len(values)].to(values.dtype).transpose(1, 2)
@@ -273,96 +270,6 @@ class Convolution(StackedLayer):
         if not wanted:
             return gradient
         return _stacked([result[0].permute(0, 2, 3, 1) for result in results])
-
-
-class RowConvolution(Convolution):
-    """`nn.Conv2d` on a CPU without oneDNN: model by model, one product for each row of large kernels.
-
-    Only patches of one row are copied, so less memory is written than for whole patches. The images' first
-    axis is their height: what the next row of the kernels sees then begins one row further on.
-    """
-
-    @staticmethod
-    def pays(module: nn.Conv2d, parameters: Sequence[Parameter]) -> bool:
-        """Whether there is nothing faster for this convolution here."""
-        matrix = parameters[0].matrix
-        is_large = matrix.shape[2] > FEW
-        return is_large and not matrix.is_cuda and not _uses_onednn() and Convolution.fits(module)
-
-    def forward(self, values: Tensor, training: bool) -> Tensor:
-        """Rows of patches times rows of kernels."""
-        if not self._can_cut:
-            return super().forward(values, training)
-        self._values = values
-        kernels = self._by_rows(self.parameters[0].matrix[: len(values)]).permute(0, 2, 3, 1)
-        outputs = self._multiply(values, kernels.to(values.dtype), self._padding)
-        for bias in self.parameters[1:]:
-            outputs += bias.value[: len(values), None, None, None]
-        return outputs
-
-    def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
-        """Rows are copied anew: those of a large batch would fill the memory."""
-        if not self._can_cut:
-            return super().backward(gradient, learning_rate, wanted)
-        before = gradient
-        if wanted:
-            turned = self._turned(gradient)
-            turned = turned.view(len(turned), self._kernel[0], -1, turned.shape[-1])
-            before = self._multiply(gradient, turned, self._margins())
-        matrix = self.parameters[0].matrix
-        slopes = gradient.new_zeros(len(gradient), *matrix.shape[1:])
-        for model, images in self._blocks(self._values):
-            rows = self._rows(self._values[model, images], self._padding)
-            slope = gradient[model, images].transpose(0, 1).flatten(0, 2).T
-            for number, seen in enumerate(self._seen(rows)):
-                self._by_rows(slopes)[model, :, number].addmm_(slope, seen)
-        self.parameters[0].learn_matrix(slopes, learning_rate)
-        for bias in self.parameters[1:]:
-            bias.learn(gradient.sum((1, 2, 3)), learning_rate)
-        return before
-
-    def _by_rows(self, matrix: Tensor) -> Tensor:
-        """Kernels [g, C', patch] row by row [g, C', rows, patch of a row]."""
-        return matrix.view(*matrix.shape[:2], self._kernel[0], -1)
-
-    def _multiply(self, values: Tensor, kernels: Tensor, padding: Sequence[int]) -> Tensor:
-        """Values [g, B, H, W, C], convolved with kernels [g, rows, patch of a row, C']."""
-        results = []
-        for model, images in self._blocks(values):
-            rows = self._rows(values[model, images], padding)
-            first, *others = zip(self._seen(rows), kernels[model], strict=True)
-            result = torch.mm(*first)
-            for seen, kernel in others:
-                result.addmm_(seen, kernel)
-            shape = (-1, *rows.shape[1:3], result.shape[-1])
-            results.append(result.view(shape).transpose(0, 1))
-        outputs = torch.cat(results)
-        return outputs.view(*values.shape[:2], *outputs.shape[1:])
-
-    def _blocks(self, values: Tensor) -> Iterator[tuple[int, slice]]:
-        """A model and some of its images, again and again."""
-        models, batch = values.shape[:2]
-        values_per_image = values[0, 0].numel() * self._kernel[1]
-        at_once = max(1, CUT_BYTES // (FLOAT_BYTES * max(1, values_per_image)))
-        for model in range(models):
-            for first in range(0, batch, at_once):
-                yield model, slice(first, first + at_once)
-
-    def _rows(self, images: Tensor, padding: Sequence[int]) -> Tensor:
-        """Images [B, H, W, C] padded, and every patch of one row [H + 2·padding, B, W', columns·C]."""
-        high, wide = padding
-        padded = functional.pad(images, (0, 0, wide, wide, high, high)).contiguous()
-        count, height, width, channels = padded.shape
-        columns = self._kernel[1]
-        shape = (height, count, width - columns + 1, columns * channels)
-        strides = (width * channels, height * width * channels, channels, 1)
-        return padded.as_strided(shape, strides).contiguous()
-
-    def _seen(self, rows: Tensor) -> Iterator[Tensor]:
-        """What every row of the kernels sees, for all outputs [H'·B·W', columns·C]."""
-        height = len(rows) - self._kernel[0] + 1
-        for first in range(self._kernel[0]):
-            yield rows[first : first + height].flatten(0, 2)
 
 
 class Pooling(StackedLayer):
@@ -518,7 +425,6 @@ def make_layer(
     """The rule that fits a module; `torch.vmap` where there is none."""
     rules: list[tuple[type[StackedLayer], bool]] = [
         (Dense, type(module) is nn.Linear),
-        (RowConvolution, type(module) is nn.Conv2d and RowConvolution.pays(module, parameters)),
         (Convolution, type(module) is nn.Conv2d and Convolution.fits(module)),
         (Rectifier, type(module) is nn.ReLU),
         (Flattening, type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)),
@@ -537,9 +443,9 @@ def _affine(rows: Tensor, kernel: Tensor, bias: Sequence[Parameter]) -> Tensor:
     return torch.baddbmm(bias[0].value[: len(rows), None].to(rows.dtype), rows, kernel)
 
 
-def _uses_onednn() -> bool:
-    """Whether PyTorch computes with it on this CPU."""
-    return bool(torch._C._has_mkldnn and torch.backends.mkldnn.enabled)
+def _cuts_patches(values: Tensor) -> bool:
+    """Whether products over patches can be faster than PyTorch's convolutions: on a GPU."""
+    return values.is_cuda
 
 
 def _stacked(values: Sequence[Tensor]) -> Tensor:

@@ -158,7 +158,6 @@ def _of_experiment(e: Experiment) -> list[Row]:
             f'"clients" evaluate models on their test sets: {TEST_SETS}',
             e.server_set.source == "clients" and not e.clients_test,
         ),
-        ("stop_early", HELD_OUT, e.stop_early and not _has_held_out_loss(e)),
         ("keep", HELD_OUT, e.keep == "best" and not _has_held_out_loss(e)),
     ]
 

@@ -216,7 +216,6 @@ def doubts(
 
 
 def _about_methods(experiment: Experiment, data: FederatedData) -> Iterator[str]:
-    chooses = experiment.stop_early is not None or experiment.keep == "best"
     weighing = len(data.weigh.targets) if data.weigh is not None else 0
     for settings in experiment.methods:
         name = settings.name
@@ -226,8 +225,8 @@ def _about_methods(experiment: Experiment, data: FederatedData) -> Iterator[str]
             if added := own - {part.name for *_, part in named.parts()}:
                 said = f"has {', '.join(sorted(added))} of its own, and tables call it {name}"
                 yield f"the method {name!r} {said}: give it another name, with like = {name!r}"
-        if chooses and settings.trains_model_on_server:
-            said = "the held-out loss (stop_early, keep) is a training loss: the server trains on"
+        if experiment.keep == "best" and settings.trains_model_on_server:
+            said = "the held-out loss (keep) is a training loss: the server trains on"
             yield f"{name}: {said} these samples"
         if needs_server_set(settings) and 0 < weighing < FEWEST_TO_WEIGH:
             said = f"the server weighs by {weighing} held-out samples, fewer than {FEWEST_TO_WEIGH}"

@@ -69,9 +69,6 @@ class Experiment(ConfigTable):
     keep: Literal["last", "best"] = "last"
     """The model to use. "best": that with the lowest loss on the samples the server weighs by."""
 
-    stop_early: PositiveInt | None = None
-    """Stop after this many rounds without a lower loss. Default: off."""
-
     initial_model: str | None = None
     """File of `clientwise export` with the initial model. Default: random."""
 

@@ -1,1 +1,1 @@
-"""Many experiments in one file: `grid.py` lists the cells, `runs.py` runs them, `resume.py` adds to them."""
+"""Many experiments in one file: `grid.py` lists the cells, `runs.py` runs them."""

@@ -1,4 +1,4 @@
-"""Run a matrix: cell after cell, or several cells at once in processes of their own; and add to one that was run."""
+"""Run a matrix: cell after cell, or several cells at once in processes of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 import torch
@@ -23,6 +22,7 @@ from ...engine.device import pick_device, share_gpu
 from ...errors import ClientwiseError, Problems, RunError
 from ...record.files import CONFIG
 from ...record.run import is_finished
+from ...registry import listed
 from ...writing import make_folder, write_atomically
 from ..build.data import build_data, load_samples
 from ..checks.against_data import validate
@@ -39,7 +39,7 @@ from ..running.resume import (
 from ..running.runner import Stopped
 from ..running.runner import run as run_experiment
 from ..trackers import Progress
-from .grid import MATRIX_FILE, Matrix, MatrixCell, load_matrix, open_matrix
+from .grid import MATRIX_FILE, Matrix, MatrixCell, look_at, open_matrix
 
 log = logging.getLogger("clientwise")
 
@@ -73,7 +73,7 @@ def run_matrix(
     Args:
         matrix: the cells.
         out: the folder of the matrix; by default a new one in runs/.
-        resume: continue in a folder that has this matrix already, or add to the matrix there.
+        resume: continue in a folder that has this matrix already, or a part of it.
         accept_changes: resume although data, plugins, versions or bounds have changed.
         jobs: how many cells run at once, each in a process of its own.
         on_cell: called with every cell, its number and the number of all cells: when it begins, or
@@ -88,7 +88,7 @@ def run_matrix(
         CellsFailedError: at the end, where cells failed.
     """
     folder = new_folder(matrix.name) if out is None else out
-    matrix, todo = _prepare(matrix, folder, resume, accept_changes)
+    todo = _prepare(matrix, folder, resume, accept_changes)
     cells = matrix.cells
     changes = change_of_machine(folder / cells[index].folder for index in todo)
     if changes:
@@ -120,14 +120,8 @@ def run_matrix(
     return folder
 
 
-def _prepare(
-    matrix: Matrix, folder: Path, resume: bool, accept_changes: bool
-) -> tuple[Matrix, Sequence[int]]:
-    """Write the config into the folder; where one is there already, add to it.
-
-    Returns:
-        The whole matrix, and the positions of its cells that are to be run.
-    """
+def _prepare(matrix: Matrix, folder: Path, resume: bool, accept_changes: bool) -> Sequence[int]:
+    """Write the config into the folder; returns the positions of its cells that are to be run."""
     todo: Sequence[int] = range(len(matrix.cells))
     if not is_new(folder, MATRIX_FILE):
         if not resume:
@@ -135,12 +129,12 @@ def _prepare(
                 f"{folder}: there is a matrix already. Resume it (--resume, in Python resume=True) "
                 "or choose another output folder."
             )
-        matrix = _grown(matrix, folder)
+        _refuse_lost(matrix, folder)
         todo = _unfinished_cells(matrix, folder, accept_changes)
     _refuse_missing_data([matrix.cells[index] for index in todo])
     make_folder(folder)
     write_atomically(folder / MATRIX_FILE, tomli_w.dumps(matrix.table).encode())
-    return matrix, todo
+    return todo
 
 
 def _refuse_missing_data(cells: Iterable[MatrixCell]) -> None:
@@ -155,38 +149,27 @@ def _refuse_missing_data(cells: Iterable[MatrixCell]) -> None:
     problems.refuse()
 
 
-# Add to a matrix --------------------------------------------------------------------------------------
-
-
-def _grown(matrix: Matrix, folder: Path) -> Matrix:
-    """The matrix that is in a folder, with what a config adds to it: nothing is lost."""
-    before = open_matrix(folder)
+def _refuse_lost(matrix: Matrix, folder: Path) -> None:
+    """RunError where a config lacks cells, methods or seeds of the matrix that is in a folder."""
+    before = look_at(folder)
     if before.table == matrix.table:
-        return matrix
-    if before.name != matrix.name:
-        said = f"was run with another config: name = {matrix.name!r} (was {before.name!r})"
-        raise RunError(f"{folder}: {said}. Resume it with {MATRIX_FILE}, or choose another folder")
-    methods: dict[str, Any] = {}
-    seeds: list[int] = []
-    attacks: dict[str, Any] = {}
-    shares: list[float] = []
-    data: dict[str, Any] = {}
-    for one in (before, matrix):  # the given one wins: a difference is seen
-        experiment = one.cells[0].experiment
-        resolved = experiment.to_dict()["methods"]
-        names = [method["name"] for method in resolved]
-        methods |= zip(names, one.table.get("methods", resolved), strict=True)
-        seeds += experiment.seeds
-        attacks |= one.settings.attacks
-        shares += one.settings.shares
-        data |= one.settings.data or {matrix.name: {}}  # the federation of a matrix that names none
-    joined = {"attacks": attacks, "shares": list(dict.fromkeys(shares))}
-    if data != {matrix.name: {}}:
-        joined["data"] = data
-    if oracle := matrix.oracle or before.oracle:
-        joined["oracle"] = oracle
-    table = {**matrix.table, "methods": list(methods.values()), "matrix": joined}
-    return load_matrix({**table, "seeds": list(dict.fromkeys(seeds))})
+        return
+    now = _named(matrix)
+    if lost := [one for one in _named(before) if one not in now]:
+        hint = (
+            f"Resume it with a config that has them, such as a copy of its {MATRIX_FILE} with more"
+        )
+        raise RunError(f"{folder}: its matrix also has {listed(lost)}. {hint}")
+
+
+def _named(matrix: Matrix) -> list[str]:
+    """The cells, methods and seeds of a matrix, in words."""
+    experiment = matrix.cells[0].experiment
+    return [
+        *(f"the cell {cell.name!r}" for cell in matrix.cells),
+        *(f"the method {method.name!r}" for method in experiment.methods),
+        *(f"the seed {seed}" for seed in experiment.seeds),
+    ]
 
 
 def _unfinished_cells(matrix: Matrix, folder: Path, accept_changes: bool) -> list[int]:

@@ -1,6 +1,6 @@
 """A lane is one method with one seed.
 
-Lanes run one after the other, side by side on one device, or spread over Ray.
+Lanes run one after the other, or side by side on one device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...attacks import Hostile
 from ...core.engine import Engine
-from ...core.method import Method, Plan, accountant_of
+from ...core.method import Method, accountant_of
 from ...core.round import first_state, run_round
 from ...core.types import RoundRecord, ServerState
 from ...engine.scheduler import Scheduler
@@ -29,60 +29,35 @@ from ..trackers import Progress
 
 SHORT = 0.5  # seconds; in longer rounds the time for writing is negligible
 PREFIX = "lane."  # of the names in a checkpoint, beside those of the engine
-LOSSES = f"{PREFIX}held_out"
 BEST = f"{PREFIX}best"
 BEST_ROUND = f"{PREFIX}best_round"
+BEST_LOSS = f"{PREFIX}best_loss"
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """The held-out losses of a lane so far, and the model of its best round where that is kept.
+class BestRound:
+    """The round with the lowest held-out loss so far, the first of several, and its model.
 
     The loss is that on the samples the server weighs by. The samples that results are reported on choose
     nothing, so the results stay those of held-out samples. Without samples to weigh by, it is the
     reported loss.
     """
 
-    losses: tuple[float, ...] = ()  # after round 1, 2, ...
-    model: Tensor | None = None
-
-    @property
-    def best(self) -> int | None:
-        """The first round with the lowest loss; None without any loss."""
-        numbered = enumerate(self.losses, 1)
-        known = [(loss, number) for number, loss in numbered if not math.isnan(loss)]
-        return min(known)[1] if known else None
-
-    def after(self, loss: float, model: Tensor | None = None) -> HeldOut:
-        """The same with one more round, whose `model` is kept if it is the best."""
-        grown = replace(self, losses=(*self.losses, loss))
-        if model is None or grown.best != len(grown.losses):
-            return grown
-        return replace(grown, model=model.clone())  # a file has no tensor twice
-
-    def stops(self, rounds: int | None) -> bool:
-        """Whether the loss has not fallen for so many rounds."""
-        return rounds is not None and len(self.losses) - (self.best or 0) >= rounds
-
-    def last_words(self, rounds: int) -> str:
-        """Why the lane stops, for the record."""
-        text = f"stopped early: the held-out loss did not fall for {rounds} rounds"
-        return f"{text}; it was lowest in round {self.best}" if self.best else text
+    round_num: int
+    loss: float
+    model: Tensor
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds."""
-        found = {}
-        if self.losses:
-            found[LOSSES] = torch.tensor(self.losses, dtype=torch.float64)
-        if self.model is not None:
-            found |= {BEST: self.model, BEST_ROUND: torch.tensor(self.best)}
-        return found
+        loss = torch.tensor(self.loss, dtype=torch.float64)
+        return {BEST: self.model, BEST_ROUND: torch.tensor(self.round_num), BEST_LOSS: loss}
 
     @staticmethod
-    def of(tensors: Mapping[str, Tensor]) -> HeldOut:
+    def of(tensors: Mapping[str, Tensor]) -> BestRound | None:
         """What `tensors` returned, from a checkpoint."""
-        losses = tensors[LOSSES].tolist() if LOSSES in tensors else []
-        return HeldOut(tuple(losses), tensors.get(BEST))
+        if BEST not in tensors:
+            return None
+        return BestRound(int(tensors[BEST_ROUND]), float(tensors[BEST_LOSS]), tensors[BEST])
 
 
 def held_out_loss(engine: Engine, state: ServerState, record: RoundRecord) -> float:
@@ -97,26 +72,10 @@ class LaneState:
 
     server: ServerState
     engine: Mapping[str, Tensor]
-    held_out: HeldOut = HeldOut()
+    best: BestRound | None = None  # where it is kept
     record: RoundRecord | None = None  # None: from a checkpoint, or before the first round
     seconds: float = 0.0
-    loss: float | None = None  # held-out, where the run stops or keeps models by it
-
-
-def compute_round(
-    state: ServerState, method: Method, plan: Plan, engine: Engine, *, watched: bool
-) -> LaneState:
-    """Run one round and measure its time; where it is `watched`, with the held-out loss."""
-    began = time.perf_counter()
-    state, record = run_round(state, method, plan, engine)
-    loss = held_out_loss(engine, state, record) if watched else None
-    seconds = time.perf_counter() - began
-    return LaneState(state, engine.state(), record=record, seconds=seconds, loss=loss)
-
-
-def is_watched(experiment: Experiment) -> bool:
-    """Whether the config asks for the held-out loss of every round."""
-    return experiment.keep == "best" or experiment.stop_early is not None
+    loss: float | None = None  # held-out, where the best model is kept
 
 
 def numbers_of(values: Mapping[str, Any], metric: str) -> dict[str, float]:
@@ -168,7 +127,7 @@ class Lane:
             server, tensors = saved
             own = {name: one for name, one in tensors.items() if not name.startswith(PREFIX)}
             engine.load_state(own)
-            self.state = LaneState(server, engine.state(), HeldOut.of(tensors))
+            self.state = LaneState(server, engine.state(), BestRound.of(tensors))
         lost = store.rounds_of(self._lane) - self.state.server.round_num
         if self.is_secret and method.noises_mean and lost > 0:  # they are run again
             self._count_releases(lost)
@@ -180,9 +139,8 @@ class Lane:
         return self.ends_after(self.state)
 
     def ends_after(self, state: LaneState) -> bool:
-        """Whether all rounds have been run, the lane stops early, or its privacy budget is spent."""
-        stops = state.held_out.stops(self.experiment.stop_early)
-        return state.server.round_num >= self.rounds or stops or self._has_spent(state.server)
+        """Whether all rounds have been run, or the privacy budget is spent."""
+        return state.server.round_num >= self.rounds or self._has_spent(state.server)
 
     def _has_spent(self, state: ServerState) -> bool:
         """Whether another round would spend more privacy than is allowed."""
@@ -215,39 +173,41 @@ class Lane:
         self._save()
 
     def run_round(self, state: LaneState) -> LaneState:
-        """Run the round after `state`. It is recorded only by `keep`."""
-        watched = is_watched(self.experiment)
-        done = compute_round(state.server, self.method, self._plan, self.engine, watched=watched)
-        return self.accounted(state, done)
+        """Run the round after `state` and measure its time. It is recorded only by `keep`."""
+        began = time.perf_counter()
+        engine = self.engine
+        server, record = run_round(state.server, self.method, self._plan, engine)
+        loss = None
+        if self.experiment.keep == "best":
+            loss = held_out_loss(engine, server, record)
+        seconds = time.perf_counter() - began
+        record = self._accounted(record, server)
+        best = self._best_of(state.best, server, loss)
+        return LaneState(server, engine.state(), best, record, seconds, loss)
 
-    def accounted(self, before: LaneState, done: LaneState) -> LaneState:
-        """A round with the privacy and the losses of all rounds so far, and why it is the last one."""
-        record = done.record
-        assert record is not None
-        server = done.server
-        is_early = server.round_num < self.rounds
-        notes = list(record.notes)
+    def _accounted(self, record: RoundRecord, server: ServerState) -> RoundRecord:
+        """The record with the privacy that all rounds so far have spent, and whether it was the last one."""
         released = record.released
-        if released is not None and self._accountant is not None:
-            spent = self._accountant.epsilon(int(server.kept("privacy")["releases"].max()))
-            released = replace(released, epsilon=spent)
-            if is_early and self._has_spent(server):
-                notes.append(
-                    f"the privacy budget is spent (ε = {spent:.3g}): this was the last round"
-                )
-        held_out = before.held_out
-        if done.loss is not None:
-            held_out = held_out.after(done.loss, server.model if self._keeps_best else None)
-        patience = self.experiment.stop_early
-        if patience is not None and is_early and held_out.stops(patience):
-            notes.append(held_out.last_words(patience))
-        record = replace(record, released=released, notes=tuple(notes))
-        return replace(done, held_out=held_out, record=record)
+        if released is None or self._accountant is None:
+            return record
+        spent = self._accountant.epsilon(int(server.kept("privacy")["releases"].max()))
+        notes = record.notes
+        if server.round_num < self.rounds and self._has_spent(server):
+            notes = (
+                *notes,
+                f"the privacy budget is spent (ε = {spent:.3g}): this was the last round",
+            )
+        return replace(record, released=replace(released, epsilon=spent), notes=notes)
 
-    def prefetch(self, round_num: int) -> None:
-        """Tell the engine the cohort of a round, where it is known beforehand."""
-        if self.engine.clock is None and not self.is_secret:
-            self.engine.prefetch(self._plan.cohort(self.engine.num_clients, round_num))
+    def _best_of(
+        self, best: BestRound | None, server: ServerState, loss: float | None
+    ) -> BestRound | None:
+        """The best round so far, or the one that is done."""
+        if not self._keeps_best or loss is None or math.isnan(loss):
+            return best
+        if best is not None and loss >= best.loss:
+            return best
+        return BestRound(server.round_num, loss, server.model.clone())  # a file has no tensor twice
 
     def keep(self, done: LaneState) -> None:
         """Record a round, tell of it, and save a checkpoint where one is due."""
@@ -268,8 +228,8 @@ class Lane:
 
     def _save(self) -> None:
         state = self.state
-        tensors = {**state.engine, **state.held_out.tensors()}
-        self.store.save_checkpoint(self._lane, state.server, tensors)
+        kept = state.best.tensors() if state.best is not None else {}
+        self.store.save_checkpoint(self._lane, state.server, {**state.engine, **kept})
         self._saved_at = time.monotonic()
 
     def end(self) -> None:
@@ -313,12 +273,8 @@ def _run_alone(lane: Lane) -> None:
             lane.keep(waiting.pop())
             spent += time.perf_counter() - began
 
-    def while_clients_train() -> None:
-        write()
-        lane.prefetch(state.server.round_num + 2)  # `state` is that before the running round
-
     state = lane.state
-    lane.engine.idle_work = while_clients_train
+    lane.engine.idle_work = write
     try:
         while not lane.ends_after(state):
             spent = 0.0

@@ -42,7 +42,6 @@ PACKAGES = ("clientwise", "torch", "numpy", "pydantic", "safetensors")
 COMPARED = ("clientwise", "torch", "python")  # versions that decide what a round computes
 FROZEN = "frozen parameters of the network"
 MACHINES = "machines"
-PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _CPU = re.compile(r"^(?:model name|CPU part)\s*:\s*(.+)$", re.MULTILINE)
 _version = cache(version)  # each call reads and parses a file
 
@@ -61,7 +60,7 @@ def origin_of(experiment: Experiment, data: Mapping[int, FederatedData]) -> Orig
     for name in experiment.plugins:
         found[f"code in the plugin {name}"] = _digest(*_files_of(name))
     for name, (_, made) in experiment.given.items():
-        found[f"code or values of the {name}"] = code_of(made.given)
+        found[f"code of the {name}"] = code_of(made.given)
     if experiment.initial_model:
         found["initial model"] = _digest(Path(experiment.initial_model).read_bytes())
     own = experiment.own_model
@@ -183,15 +182,14 @@ def _digest(*contents: Any) -> str:
 
 
 def code_of(given: object) -> str:
-    """The digest of a function or object: its code, and the values that it is bound to.
+    """The digest of the code of a function or of an object's class, without the values that it is bound to.
 
-    These are numbers, texts, tuples, tensors and arrays in closures, defaults, attributes and arguments of a
-    `partial`. Lists and dictionaries do not count: code may collect results in them.
-
-    >>> code_of(partial(round, ndigits=1)) == code_of(partial(round, ndigits=2))
-    False
+    >>> code_of(partial(code_of, 1)) == code_of(code_of)
+    True
     """
-    return _digest("\n".join(_parts_of(given, set())).encode())
+    while isinstance(given, partial):
+        given = given.func
+    return _digest(_source(given).encode())
 
 
 def network_code(module: nn.Module) -> str:
@@ -207,23 +205,6 @@ def network_code(module: nn.Module) -> str:
     return _digest("\n".join([layers, *sorted(map(_source, functions))]).encode())
 
 
-def _parts_of(value: object, seen: set[int]) -> Iterator[str]:
-    """Code and values as texts; of a function or object that refers to itself, once."""
-    if type(value) in PLAIN:
-        yield repr(value)
-    elif isinstance(value, tuple):
-        for one in value:
-            yield from _parts_of(one, seen)
-    elif hasattr(value, "tolist"):
-        with suppress(Exception):  # of a sparse tensor, or a user's own, which may raise anything
-            yield repr(value.tolist())
-    elif id(value) not in seen:
-        seen.add(id(value))
-        yield _source(value)
-        for one in _bound(value):
-            yield from _parts_of(one, seen)
-
-
 def _source(value: object) -> str:
     """The source of a function, a class, or an object's class; its name where there is no source."""
     kind: Any = value if isinstance(value, FunctionType | MethodType | type) else type(value)
@@ -231,28 +212,6 @@ def _source(value: object) -> str:
         return inspect.getsource(kind)
     except (OSError, TypeError):  # typed at a prompt
         return str(kind.__qualname__)
-
-
-def _bound(value: object) -> Iterator[object]:
-    """What a function, method, `partial` or object is bound to."""
-    if isinstance(value, FunctionType):
-        for cell in value.__closure__ or ():
-            with suppress(ValueError):  # a name that has no value yet
-                yield cell.cell_contents
-        yield value.__defaults__
-        yield from (value.__kwdefaults__ or {}).items()
-    elif isinstance(value, MethodType):
-        yield value.__func__, value.__self__
-    elif isinstance(value, partial):
-        yield value.func, value.args
-        yield from value.keywords.items()
-    elif not isinstance(value, type):
-        kept = dict(getattr(value, "__dict__", {}))
-        if isinstance(value, nn.Module):
-            kept |= value.state_dict()
-        for name, one in kept.items():  # others may hold what the object did so far
-            if type(one) in PLAIN or isinstance(one, tuple) or hasattr(one, "tolist"):
-                yield name, one
 
 
 # The machine ------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import InitVar, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -26,13 +26,14 @@ from ...record.facts import MODEL_OF_SEED, current_minute
 from ...record.files import CONFIG, VERSIONS, locked
 from ...record.store import Store
 from ...writing import write_atomically
-from ..build.data import build_data, data_folder, scored
+from ..build.data import build_data, scored
 from ..build.engine import build_engine, build_executor, lanes_that_fit
 from ..checks.against_data import validate
 from ..checks.describe import count_steps, doubts
 from ..config.schema import Experiment
 from ..trackers import Progress, Trackers
 from .about import about_method, about_model, about_run, reports_on_clients
+from .cluster import connected_to_ray, sharded
 from .lanes import Lane, OnRound, run_lanes
 from .origin import (
     compare_origin,
@@ -43,7 +44,6 @@ from .origin import (
     versions,
     with_initial_parameters,
 )
-from .ray_lanes import connected_to_ray, run_on_ray, sharded
 from .resume import (
     FACT,
     claim,
@@ -137,7 +137,7 @@ def run(
             steps = count_steps(experiment, federated.values())
             for remark in [*session.begin(data, steps), *resumed]:
                 on_warning(remark)
-            session.run(data)
+            session.run()
             store.refuse_nothing_learned()
         except KeyboardInterrupt:
             raise Stopped(folder) from None
@@ -266,14 +266,14 @@ class _Session:
         changes = record_machine(self.store, machine)
         return [*remarks, other_machine(self.store.folder, changes)] if changes else remarks
 
-    def run(self, own_data: FederatedData | None) -> None:
+    def run(self) -> None:
         """Run all lanes that are not finished."""
         todo = self._unfinished()
         self._done = (len(self._pairs) - len(todo)) * self.experiment.rounds
         with threads_for(self._first.executor.spec.num_parameters):
             if self.experiment.workers == "ray":
                 with connected_to_ray():
-                    self._run_on_ray(todo, own_data)
+                    self._run_in_shards(todo)
                 return
             for group in self._groups(todo):
                 executor = self._seeds[group[0][0]].executor
@@ -306,27 +306,18 @@ class _Session:
             todo = todo[len(group) :]
             yield group
 
-    def _run_on_ray(self, todo: Sequence[Pair], own_data: FederatedData | None) -> None:
-        """Lanes side by side; or, where they are fewer than the cores or GPUs, in shards one after the other."""
+    def _run_in_shards(self, todo: Sequence[Pair]) -> None:
+        """Lanes one after the other, each on all machines or GPUs of the cluster."""
         config = self.experiment.to_dict()
         where = slots(on_gpu=self._first.executor.device.type == "cuda")
-        in_shards: list[Pair] = []
-        if len(todo) < sum(slot.cores for slot in where):
-            # A round of another control has one client
-            in_shards = [pair for pair in todo if pair[1].control in (None, "alone")]
-        whole = [pair for pair in todo if pair not in in_shards]
         for seed, method in todo:
-            # Reports list the methods in the order of their lanes, and compare with the first.
-            self.store.open_lane(method.name, seed)
-        if whole:
-            lanes = [self._open(pair, self._seeds[pair[0]].executor) for pair in whole]
-            # Processes of a cluster have another current folder, and other environment variables.
-            folder = data_folder(self.experiment) or Path()
-            there = config | {"data_dir": str(folder.absolute())}
-            run_on_ray(lanes, there, own_data)
-        for seed, method in in_shards:
             own = self._seeds[seed]
-            with sharded(own.data, config, method.name, seed, where) as make:
+            spread: AbstractContextManager[Callable[..., LocalEngine]]
+            if method.control in (None, "alone"):
+                spread = sharded(own.data, config, method.name, seed, where)
+            else:  # a round has one client
+                spread = nullcontext(LocalEngine)
+            with spread as make:
                 lane = self._open((seed, method), own.executor, make)
                 run_lanes([lane], Scheduler(own.executor))
 
@@ -353,14 +344,14 @@ class _Session:
         )
         done = lane.state.server.round_num
         self._done += done
-        if lane.is_done:  # it stopped early, before the run was resumed
+        if lane.is_done:  # its privacy budget was spent before the run was resumed
             self._total -= lane.rounds - done
         return lane
 
     def _track(self, lane: Lane, record: RoundRecord, values: Mapping[str, float]) -> Progress:
         """Count a round and tell the trackers of it."""
         self._done += 1
-        if lane.is_done:  # perhaps early, by its loss or its privacy budget
+        if lane.is_done:  # perhaps early, by its privacy budget
             self._total -= lane.rounds - record.round_num
         step = Progress(
             lane.method.name,

@@ -205,9 +205,6 @@ class FlowerEngine(WrappingEngine):
         """When an exchange that begins now ends at the latest."""
         return time.monotonic() + self._settings.reply_seconds
 
-    def prefetch(self, client_ids: Sequence[int]) -> None:
-        """See `core.engine.Engine`. Nothing to do: the nodes hold the data."""
-
     def state(self) -> dict[str, Tensor]:
         """The clients' first claims, and the time.
 

@@ -4,44 +4,17 @@ import gc
 import os
 import re
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_runner import content
 
 import clientwise as cw
 import shards_here
 from clientwise.data.folder import DataError
-from clientwise.engine.scheduler import Scheduler
 from clientwise.engine.shards import answers
 from clientwise.errors import ClientwiseError
-from clientwise.experiment.running import runner
-from clientwise.experiment.running.lanes import Lane, run_lanes
-from clientwise.experiment.running.ray_lanes import connected_to_ray
-from test_trackers import assert_same, stored, tensorboard
-
-
-@pytest.mark.slow  # real processes of Ray, each of which imports PyTorch
-@pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_on_ray_the_run_is_the_same_and_trackers_follow_it(
-    tiny: dict[str, Any], tmp_path: Path
-) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed")
-    tiny["seeds"] = [1, 2]
-    here = cw.run({**tiny, "workers": 1}, tmp_path / "here")
-    there = cw.run(
-        {**tiny, "workers": "ray", "trackers": ["tensorboard"]}, tmp_path / "there"
-    ).folder
-    assert content(there) == content(here)
-    for method in ("FedAvg", "all of it"):
-        for seed in (1, 2):
-            assert_same(
-                tensorboard(there / "tensorboard" / f"{method}-seed{seed}"),
-                stored(there, method, seed),
-            )
-    gc.collect()  # Ray leaves files open; warnings about them are ignored only in this test
+from clientwise.experiment.running.cluster import connected_to_ray
 
 
 def test_without_ray_it_says_what_to_install(
@@ -93,34 +66,11 @@ def test_failures_on_ray_and_sigterm_end_a_run_as_without_it() -> None:
     gc.collect()  # Ray leaves files open; warnings about them are ignored only in this test
 
 
-def test_lanes_are_told_where_this_process_finds_the_data(
-    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Processes of a cluster have another current folder, and other environment variables."""
-    told = []
-    shards_here.without_ray(monkeypatch, count=0)  # no room for shards
-    monkeypatch.setattr(runner, "run_on_ray", lambda _, config, *__: told.append(config))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CLIENTWISE_DATA", raising=False)
-    with pytest.raises(ClientwiseError):
-        cw.run({**tiny, "workers": "ray"}, tmp_path / "current")
-    monkeypatch.setenv("CLIENTWISE_DATA", "named")
-    with pytest.raises(ClientwiseError):
-        cw.run({**tiny, "workers": "ray"}, tmp_path / "environment")
-    assert [one["data_dir"] for one in told] == [str(tmp_path), str(tmp_path / "named")]
-
-
 def test_lanes_keep_their_order_where_some_are_in_shards(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reports compare with the first method, whichever ran first."""
-
-    def run_here(lanes: Sequence[Lane], _config: Any, _data: Any) -> None:
-        for lane in lanes:
-            run_lanes([lane], Scheduler(lane.engine.executor))
-
+    """Reports compare with the first method."""
     shards_here.without_ray(monkeypatch, count=2)
-    monkeypatch.setattr(runner, "run_on_ray", run_here)
     methods = ["FedAvg", "Pooled", "SCAFFOLD"]
     folder = cw.run({**tiny, "workers": "ray", "methods": methods}, tmp_path / "run").folder
     assert cw.Run(folder).methods == methods
