@@ -21,13 +21,14 @@ from typing import Any, NamedTuple
 import make_findings
 import numpy
 import pandas
+from p1_tables import gain_against, mcnemar, until_clients_reach
 
 from clientwise.record.run import RunFolder, is_finished
 from clientwise.record.tables import SHARES
 from clientwise.report.items import counted, percent
 from clientwise.report.results import Method, Results, difference_between
-from clientwise.report.sections import first_rounds, gain_against, until_clients_reach
-from clientwise.report.statistics import Difference, mcnemar, paired_difference
+from clientwise.report.sections import first_rounds
+from clientwise.report.statistics import Difference, paired_difference
 
 RUN = re.compile(r"<!-- run (\S+) -->")
 BETWEEN = re.compile(r"(<!-- between (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

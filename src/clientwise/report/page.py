@@ -35,8 +35,6 @@ SECTIONS: dict[str, Section] = {  # by title, in the order of the page
     "What was run": about.what_was_run,
     "Over the rounds": sections.curves,
     "Privacy": sections.privacy,
-    "Rounds to target": sections.targets,
-    "Best rounds, sample by sample": sections.best_rounds,
     "Clients": sections.clients,
     "Weights": sections.weights,
     "Order of priority": sections.priority,

@@ -15,7 +15,6 @@ import pandas
 from pandas import DataFrame as Frame
 from pandas import Series
 
-from ..record.tables import SHARES
 from .items import (
     Chart,
     Column,
@@ -35,17 +34,14 @@ from .results import (
     class_names,
     client_names,
     marks_in_words,
-    shared_seeds,
     stated,
 )
-from .statistics import NONE, Difference, holm_p_values, mcnemar, p_number, paired_difference
+from .statistics import NONE, Difference
 
-NOTABLE = 0.002  # of the metric: what one sample is worth is said from here on
 MOST_POINTS = 200  # of a line
 MOST_CELLS = 100  # of a heat map, in either direction
 MOST_LISTED = 100  # clients or refusals in a table
 WIDE = 1000  # times the lowest loss: beyond, its axis is logarithmic
-PERCENTAGES = [f"{share}%" for share in SHARES[:9]]
 CENSORED = (
     "Rounds to a target: the number of seeds that reached it, and the median round. Seeds that did "
     "not reach it count as slowest; – where the median seed did not."
@@ -319,7 +315,7 @@ def privacy(results: Results) -> Iterator[Table]:
         yield Table("privacy", "Privacy spent", Frame(rows), note, formats=formats)
 
 
-# Targets and best rounds --------------------------------------------------------------------------
+# Targets -----------------------------------------------------------------------------------------
 
 Scale = tuple[str, Callable[[float], str], Callable[[Method], Frame], dict[str, float]]
 TIME_UNITS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
@@ -386,109 +382,6 @@ def reached_text(median: float, reached: int, missed: int, text: Callable[[float
     if reached + missed > 1:
         return f"{reached}/{reached + missed}: {shown}"
     return shown if reached else "not reached"
-
-
-def targets(results: Results) -> Iterator[Item]:
-    """P1's tables: the first round in which 10 ... 90% of the clients reach a target on their own test data."""
-    facts, baseline = results.facts, results.baseline
-    known = [one for one in results.methods if one.rounds["reached"].notna().any()]
-    for target in facts.client_targets if known else ():
-        reached = {one.label: until_clients_reach(one, target) for one in known}
-        columns = [Column("method", [one.label for one in known])]
-        for share in PERCENTAGES:
-            by_seed = [reached[one.label][share] for one in known]
-            columns.append(reached_column(share, by_seed, "{:g}".format))
-        if baseline in known:
-            gains = [
-                None
-                if one is baseline
-                else gain_against(one, baseline, reached[one.label], reached[baseline.label])
-                for one in known
-            ]
-            place = known.index(baseline)
-            columns.append(difference_column("average gain", gains, _signed_rounds, place))
-        limit = f"at {'least' if facts.higher_is_better else 'most'} {results.unit.target(target)}"
-        who = f"that percentage of the {evaluated_clients(results)} reaches the target on its own test data"
-        note = f"Rounds until {who}. {CENSORED} {P1_RULE}"
-        yield table(f"target-{target:g}", f"{facts.metric} of {limit}", columns, note)
-
-
-P1_RULE = (
-    "The gain is in rounds against the first method, mean over the nine percentages, with a 95% confidence "
-    "interval over the seeds. A percentage that is not reached counts as reached in the last round that both methods "
-    "have run (P1's rule): a loss is at least as large, and what neither reaches is no gain."
-)
-
-
-def until_clients_reach(one: Method, target: float) -> Frame:
-    """The first rounds in which 10 ... 90% of the clients reach a target [seeds, percentages]; NaN: never."""
-    found = {
-        name: first_rounds(one, one.curve("reached", place), target)
-        for place, name in enumerate(PERCENTAGES)
-    }
-    return Frame(found)
-
-
-def _signed_rounds(value: float) -> str:
-    return f"{round(value, 1) + 0.0:+.1f}"
-
-
-def gain_against(one: Method, baseline: Method, ours: Frame, theirs: Frame) -> Difference | None:
-    """Rounds saved against the baseline, mean over the percentages (P1's Avg.), paired by seed.
-
-    A percentage that is not reached counts as reached in the last round that both have run (P1's Table 6): running
-    longer is no advantage. None where neither reaches any.
-    """
-    last = {seed: min(one.done[seed], baseline.done[seed]) for seed in shared_seeds(one, baseline)}
-    return average_gain(theirs, ours, last)
-
-
-def average_gain(baseline: Frame, ours: Frame, last: dict[int, int]) -> Difference | None:
-    """See `gain_against`; frames are [seeds, percentages], and `last` is the last round by seed.
-
-    >>> frames = [Frame([row], index=[1]) for row in ([1, 20, math.nan], [1, 10, 80])]
-    >>> round(average_gain(*frames, {1: 100}).mean, 6)  # (0 + 10 + 20)/3
-    10.0
-    """
-    ends = Series(last, dtype=float)
-    before, after = (
-        frame.reindex(ends.index).where(lambda own: own.le(ends, axis=0))
-        for frame in (baseline, ours)
-    )
-    if before.isna().all(axis=None) and after.isna().all(axis=None):
-        return None
-    return paired_difference(before.T.fillna(ends).mean(), after.T.fillna(ends).mean())
-
-
-def best_rounds(results: Results) -> Iterator[Item]:
-    """P1's Tables 3, 5 and 7: which samples a method and the baseline classified correctly."""
-    baseline, text = results.baseline, results.unit.text
-    rows: list[dict[str, Any]] = []
-    for one in results.methods[1:]:
-        for seed in shared_seeds(one, baseline):
-            ours, theirs = one.run.right(one.name, seed), baseline.run.right(baseline.name, seed)
-            if ours is None or theirs is None:  # as in regression
-                continue
-            # Other clients were hostile, so samples differ; or one has run longer
-            if len(ours[1]) != len(theirs[1]) or one.done[seed] != baseline.done[seed]:
-                continue
-            counts, p_value = mcnemar(ours[1], theirs[1])
-            best = {
-                "best": f"{text(one.metric[seed].get(ours[0]))} (round {ours[0]})",
-                "baseline's best": f"{text(baseline.metric[seed].get(theirs[0]))} (round {theirs[0]})",
-            }
-            rows.append({"method": one.label, "seed": seed, **best, **counts, "p": p_value})
-    if rows:
-        frame = Frame(rows)
-        frame["p"] = holm_p_values(frame["p"].tolist())
-        note = (
-            f"Counts of {results.facts.reported_on}, every method at its own best round. That round "
-            "was chosen on these same samples, so both values are optimistic. p: McNemar's exact test, "
-            "whether the samples that only one of the two classifies correctly are divided by chance; "
-            "corrected for all rows (Holm). Seeds in which the two have run different numbers of rounds are left out."
-        )
-        title = f"Right and wrong, against {baseline.label}"
-        yield Table("contingency", title, frame, note, formats={"p": p_number})
 
 
 # Clients ------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy
 
@@ -155,29 +154,6 @@ def holm_p_values(p_values: Sequence[float | None]) -> list[float | None]:
         highest = max(highest, min(1.0, (len(tested) - rank) * value))
         corrected[index] = highest
     return corrected
-
-
-def mcnemar(ours: Any, theirs: Any) -> tuple[dict[str, int], float]:
-    """Of the same samples, how many two methods classified correctly, and the p of McNemar's exact test.
-
-    p: how often two equally good methods would divide as unevenly the samples that only one of them
-    classifies correctly.
-
-    >>> ours, theirs = numpy.array([True] * 99 + [False]), numpy.array([True] * 90 + [False] * 9 + [True])
-    >>> counts, p_value = mcnemar(ours, theirs)
-    >>> counts["only this"], counts["only the baseline"], round(p_value, 4)
-    (9, 1, 0.0215)
-    """
-    from scipy.special import bdtr
-
-    counts = {
-        "both right": int((ours & theirs).sum()),
-        "only this": int((ours & ~theirs).sum()),
-        "only the baseline": int((~ours & theirs).sum()),
-        "both wrong": int((~ours & ~theirs).sum()),
-    }
-    only = (counts["only this"], counts["only the baseline"])
-    return counts, min(1.0, 2 * float(bdtr(min(only), sum(only), 0.5)))
 
 
 def p_number(value: float) -> str:

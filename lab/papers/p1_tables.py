@@ -1,0 +1,75 @@
+"""P1's tables: rounds until shares of the clients reach a target, gains in rounds, and samples classified correctly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pandas import DataFrame as Frame
+from pandas import Series
+
+from clientwise.record.tables import SHARES
+from clientwise.report.results import Method, shared_seeds
+from clientwise.report.sections import first_rounds
+from clientwise.report.statistics import Difference, paired_difference
+
+PERCENTAGES = [f"{share}%" for share in SHARES[:9]]
+
+
+def until_clients_reach(one: Method, target: float) -> Frame:
+    """The first rounds in which 10 ... 90% of the clients reach a target [seeds, percentages]; NaN: never."""
+    found = {
+        name: first_rounds(one, one.curve("reached", place), target)
+        for place, name in enumerate(PERCENTAGES)
+    }
+    return Frame(found)
+
+
+def gain_against(one: Method, baseline: Method, ours: Frame, theirs: Frame) -> Difference | None:
+    """Rounds saved against the baseline, mean over the percentages (P1's Avg.), paired by seed.
+
+    A percentage that is not reached counts as reached in the last round that both have run (P1's Table 6): running
+    longer is no advantage. None where neither reaches any.
+    """
+    last = {seed: min(one.done[seed], baseline.done[seed]) for seed in shared_seeds(one, baseline)}
+    return average_gain(theirs, ours, last)
+
+
+def average_gain(baseline: Frame, ours: Frame, last: dict[int, int]) -> Difference | None:
+    """See `gain_against`; frames are [seeds, percentages], and `last` is the last round by seed.
+
+    >>> frames = [Frame([row], index=[1]) for row in ([1, 20, math.nan], [1, 10, 80])]
+    >>> round(average_gain(*frames, {1: 100}).mean, 6)  # (0 + 10 + 20)/3
+    10.0
+    """
+    ends = Series(last, dtype=float)
+    before, after = (
+        frame.reindex(ends.index).where(lambda own: own.le(ends, axis=0))
+        for frame in (baseline, ours)
+    )
+    if before.isna().all(axis=None) and after.isna().all(axis=None):
+        return None
+    return paired_difference(before.T.fillna(ends).mean(), after.T.fillna(ends).mean())
+
+
+def mcnemar(ours: Any, theirs: Any) -> tuple[dict[str, int], float]:
+    """Of the same samples, how many two methods classified correctly, and the p of McNemar's exact test.
+
+    p: how often two equally good methods would divide as unevenly the samples that only one of them
+    classifies correctly.
+
+    >>> import numpy
+    >>> ours, theirs = numpy.array([True] * 99 + [False]), numpy.array([True] * 90 + [False] * 9 + [True])
+    >>> counts, p_value = mcnemar(ours, theirs)
+    >>> counts["only this"], counts["only the baseline"], round(p_value, 4)
+    (9, 1, 0.0215)
+    """
+    from scipy.special import bdtr
+
+    counts = {
+        "both right": int((ours & theirs).sum()),
+        "only this": int((ours & ~theirs).sum()),
+        "only the baseline": int((~ours & theirs).sum()),
+        "both wrong": int((~ours & ~theirs).sum()),
+    }
+    only = (counts["only this"], counts["only the baseline"])
+    return counts, min(1.0, 2 * float(bdtr(min(only), sum(only), 0.5)))
