@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pandas import DataFrame as Frame
 from pandas import Series
 
-from clientwise.record.tables import SHARES
 from clientwise.report.results import Method, shared_seeds
 from clientwise.report.sections import first_rounds
 from clientwise.report.statistics import Difference, paired_difference
 
-PERCENTAGES = [f"{share}%" for share in SHARES[:9]]
+PERCENTAGES = [f"{share}%" for share in range(10, 100, 10)]
+TARGETS = {  # by experiment
+    "p1-celeba": (0.7, 0.8, 0.85),
+    "p1-mnist-iid": (0.7, 0.8, 0.9, 0.95),
+    "p1-mnist-shards": (0.7, 0.8, 0.9, 0.95),
+    "p2-digits-by-writer": (0.75, 0.8, 0.9, 0.95),
+    "p2-operators": (0.7, 0.8, 0.9, 0.95),
+    "p2-operators-by-writer": (0.75, 0.8, 0.9, 0.95),
+    "q-max-normalisation": (0.7, 0.8, 0.9, 0.95),
+    "q-online-adjustment": (0.8, 0.9),
+}
 
 
 def until_clients_reach(one: Method, target: float) -> Frame:
     """The first rounds in which 10 ... 90% of the clients reach a target [seeds, percentages]; NaN: never."""
-    found = {
-        name: first_rounds(one, one.curve("reached", place), target)
-        for place, name in enumerate(PERCENTAGES)
-    }
-    return Frame(found)
+    return Frame({name: rounds_until(one, int(name[:-1]), target) for name in PERCENTAGES})
+
+
+def rounds_until(one: Method, percentage: int, target: float) -> Series:
+    """By seed, the first round in which so many percent of the honest clients reach a target; NaN: never."""
+    local = one.frame("local")
+    honest = local[local["hostile"].isna()]
+
+    def value_reached(values: Series) -> float:
+        best_first = values.sort_values(ascending=not one.run.facts.higher_is_better)
+        return float(best_first.iloc[math.ceil(percentage * len(values) / 100) - 1])
+
+    curves = honest.groupby(["round", "seed"])["metric"].agg(value_reached).unstack()
+    return first_rounds(one, curves, target)
 
 
 def gain_against(one: Method, baseline: Method, ours: Frame, theirs: Frame) -> Difference | None:

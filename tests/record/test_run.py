@@ -80,7 +80,6 @@ def test_frames_have_what_happened(recorded: tuple[cw.Run, Any]) -> None:
             weights_of_classes = values["loss_state"]["class_weights"]
             assert weights_of_classes == list(record.loss.class_weights)
     assert set(rounds["local_p90"] >= rounds["local_mean"]) == {True}
-    assert {len(reached) for reached in rounds["reached"]} == {10}
     assert sorted(rounds.loc[(ADJUSTED, 1, 3), "priority"]) == sorted(
         criteria.loc[[(ADJUSTED, 1, 3)], "criterion"].unique()
     )

@@ -6,7 +6,6 @@ column in its frame. None means that a round has no such value or column.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,10 +19,6 @@ if TYPE_CHECKING:  # reading a run needs no PyTorch
 
     from ..core.objective.problem import Problem
     from ..core.types import Evaluation, RoundRecord
-
-# Shares of the clients in percent: what each share reaches is recorded (P1's tables; 75: P2's Table 1).
-SHARES = (10, 20, 30, 40, 50, 60, 70, 80, 90, 75)
-
 
 Get = Callable[["Round"], Any]
 
@@ -98,7 +93,6 @@ VALUES_OF_CLIENTS: dict[str, Get] = {  # in rounds that evaluate the clients
     "local_mean": lambda r: r.honest and float(r.honest.overall()[0]),
     "local_p10": lambda r: r.honest and _quantile(r.honest.values[0], 0.1),
     "local_p90": lambda r: r.honest and _quantile(r.honest.values[0], 0.9),
-    "reached": lambda r: r.honest and _reached(r.honest.values[0], r.problem),
 }
 VALUES: dict[str, Get] = {
     "metric": lambda r: r.shown and float(r.shown.overall()[0]),
@@ -209,12 +203,6 @@ def _f1(counts: Tensor | None, name: str) -> Any:
 
 def _quantile(values: Tensor, share: float) -> float:
     return float(values.quantile(share))
-
-
-def _reached(values: Tensor, problem: Problem) -> list[float]:
-    """What each of `SHARES` of the clients reaches."""
-    best_first = values.sort(descending=problem.higher_is_better).values
-    return [float(best_first[math.ceil(share * len(values) / 100) - 1]) for share in SHARES]
 
 
 def _changed_loss(record: RoundRecord, problem: Problem) -> dict[str, Any] | None:

@@ -122,11 +122,9 @@ class Method:
         found = self.frame(name)
         return found[found["seed"] == self.seeds[0]]
 
-    def curve(self, column: str, place: int | None = None) -> Frame:
-        """A column of its rounds, or a place in its lists [rounds, seeds]; a model that stays keeps its value."""
+    def curve(self, column: str) -> Frame:
+        """A column of its rounds [rounds, seeds]; a model that stays keeps its value."""
         known = self.rounds.dropna(subset=[column])
-        if place is not None:
-            known = known.assign(**{column: known[column].str[place]})
         found = known.pivot(index="round", columns="seed", values=column)
         if len(self.stopped) and len(found):
             found = found.reindex(range(found.index.min(), self.last_ended + 1))
