@@ -259,7 +259,7 @@ def list_parts(
             import_plugins(config)
         print(json.dumps(config_schema(), indent=2, ensure_ascii=False))
         return
-    file = Path(__file__).parents[1] / "experiment" / "parts.json"  # see `experiment/reference.py`
+    file = Path(__file__).parents[1] / "experiment" / "parts.json"  # see `docs/make_config.py`
     listed = json.loads(file.read_text("utf-8"))
     from ..registry import closest, suggest
 
