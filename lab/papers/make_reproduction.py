@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import make_findings
 import numpy
 import pandas
-from p1_tables import TARGETS, gain_against, mcnemar, rounds_until, until_clients_reach
+from p1_tables import TARGETS, best_of, gain_against, mcnemar, rounds_until, until_clients_reach
 
 from clientwise.record.run import RunFolder, is_finished
 from clientwise.report.items import counted, percent
@@ -288,10 +288,11 @@ def best_rounds(series: list[Method], published: dict[str, list[int]]) -> list[T
     rows = []
     for one in series[1:]:
         pairs = [
-            (one.run.right(one.name, seed), baseline.run.right(baseline.name, seed))
+            (best_of(one.run, one.name, seed), best_of(baseline.run, baseline.name, seed))
             for seed in one.seeds
         ]
-        known = [mcnemar(ours[1], theirs[1]) for ours, theirs in pairs if ours and theirs]
+        kept = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
+        known = [mcnemar(*pair) for pair in kept]
         if not known:
             return []
         total = pandas.DataFrame([counts for counts, _ in known]).sum()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
+import numpy
 from pandas import DataFrame as Frame
 from pandas import Series
 
+from clientwise.experiment.trackers import Progress, lane_file
+from clientwise.record.run import RunFolder
 from clientwise.report.results import Method, shared_seeds
 from clientwise.report.sections import first_rounds
 from clientwise.report.statistics import Difference, paired_difference
@@ -70,13 +74,36 @@ def average_gain(baseline: Frame, ours: Frame, last: dict[int, int]) -> Differen
     return paired_difference(before.T.fillna(ends).mean(), after.T.fillna(ends).mean())
 
 
+def keep_best(progress: Progress) -> None:
+    """After a round: keep which samples its model classified correctly, if no round before was as good."""
+    found = progress.record.report or progress.record.local
+    if found is None or found.right is None:
+        return
+    path = _best_file(progress.folder, progress.lane_file)
+    metric = float(found.overall()[0])
+    if path.exists() and metric <= numpy.load(path)["metric"]:
+        return
+    path.parent.mkdir(exist_ok=True)
+    right = found.right[0].cpu().numpy()
+    numpy.savez(path, metric=metric, round=progress.record.round_num, right=right)
+
+
+def best_of(run: RunFolder, method: str, seed: int) -> Any:
+    """Which samples [N] the model of the best round classified correctly; None where that was not kept."""
+    path = _best_file(run.folder, lane_file(method, seed))
+    return numpy.load(path)["right"] if path.exists() else None
+
+
+def _best_file(folder: Path, lane: str) -> Path:
+    return folder / "best" / f"{lane}.npz"
+
+
 def mcnemar(ours: Any, theirs: Any) -> tuple[dict[str, int], float]:
     """Of the same samples, how many two methods classified correctly, and the p of McNemar's exact test.
 
     p: how often two equally good methods would divide as unevenly the samples that only one of them
     classifies correctly.
 
-    >>> import numpy
     >>> ours, theirs = numpy.array([True] * 99 + [False]), numpy.array([True] * 90 + [False] * 9 + [True])
     >>> counts, p_value = mcnemar(ours, theirs)
     >>> counts["only this"], counts["only the baseline"], round(p_value, 4)

@@ -174,15 +174,12 @@ def _of_honest(local: Evaluation, hostile: Collection[int]) -> Evaluation | None
     counted[list(hostile)] = False
     if not bool(counted.any()):
         return None
-    right = None
-    if local.right is not None:
-        right = local.right[:, counted.repeat_interleave(local.num_samples)]
     return replace(
         local,
         num_samples=local.num_samples[counted],
         values=local.values[:, counted],
         losses=local.losses[:, counted],
-        right=right,
+        right=None,
     )
 
 
