@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -194,9 +195,10 @@ class Table:
         columns = [read(self.formats.get(name, plain), self.frame[name]) for name in self.columns]
         return [list(row) for row in zip(*columns, strict=True)]
 
-    def is_numeric(self, column: str) -> bool:
-        """Whether a column has numbers, which stand to the right."""
-        return self.frame[column].dtype.kind in "iuf"
+    @cached_property
+    def numeric(self) -> list[str]:
+        """The columns that have numbers, which stand to the right."""
+        return [name for name in self.frame if self.frame[name].dtype.kind in "iuf"]
 
 
 @dataclass(frozen=True)

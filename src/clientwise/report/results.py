@@ -25,6 +25,7 @@ from .statistics import Difference, holm, paired_difference
 
 DIVERGED = 100  # times the lowest loss
 RUINED_LOSS = 1e9  # of a model that has learned anything
+MOST_SHOWN = 12  # methods with charts and audits of their own
 NOT_AVAILABLE = "†"
 NOT_AVAILABLE_MEANS = (
     f"{NOT_AVAILABLE} Not available in practice: uses which clients are honest, or pools the "
@@ -143,7 +144,7 @@ class Method:
         known = self.rounds.dropna(subset=[column])
         return known.groupby("seed")[column].last().reindex(self.farthest).dropna()
 
-    @property
+    @cached_property
     def mean_metric(self) -> float | None:
         """The metric in the last round, mean over the seeds."""
         found = self.last("metric")
@@ -152,10 +153,10 @@ class Method:
     @property
     def notes(self) -> list[str]:
         """The notes of its rounds; without that training stopped early, the last note of its round."""
-        known = self.rounds.dropna(subset=["notes"])
+        known, stopped = self.rounds.dropna(subset=["notes"]), self.stopped
         found: list[str] = []
         for seed, number, notes in known[["seed", "round", "notes"]].itertuples(index=False):
-            found += notes[:-1] if self.stopped.get(seed) == number else notes
+            found += notes[:-1] if stopped.get(seed) == number else notes
         return found
 
     def mean(self, column: str) -> float:
@@ -286,6 +287,12 @@ class Results:
         """Those that can be ranked and used in practice, the best first; all, if none can be used."""
         known = [one for one in self.ranked if one in self.comparable]
         return [one for one in known if one.about.is_available] or known
+
+    @cached_property
+    def shown(self) -> list[Method]:
+        """Those that have charts and audits of their own, in their order: of many methods, the best."""
+        best = self.ranked[:MOST_SHOWN]
+        return [one for one in self.methods if one in best]
 
     @property
     def best(self) -> Method:

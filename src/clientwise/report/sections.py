@@ -28,6 +28,7 @@ from .items import (
     table,
 )
 from .results import (
+    MOST_SHOWN,
     Method,
     Results,
     at_rounds,
@@ -448,8 +449,10 @@ def weights(results: Results) -> Iterator[Item]:
     if results.has_hostile:
         title = "influence of all hostile clients together"
         yield from lines(results, "hostile_influence", title, ".0%")
+    if len(results.shown) < len(results.methods):
+        yield f"Figures and audits of single methods are those of the {MOST_SHOWN} best."
     grids = {}
-    for one in results.methods:
+    for one in results.shown:
         own = one.of_first_seed("weights").dropna(subset=["weight"])
         if len(own) and one.about.control is None:
             marks = own["hostile"].notna().map({True: " (hostile)", False: ""})
@@ -485,7 +488,7 @@ def heat_map(id: str, title: str, frame: Frame, format: str, most: float) -> Cha
 
 def priority(results: Results) -> Iterator[Item]:
     """P2's loop: the order of priority over time, with its testing rounds."""
-    for one in results.methods:
+    for one in results.shown:
         own = one.first_rounds.dropna(subset=["priority"])
         if not own["testing_rounds"].any():
             continue
@@ -518,7 +521,7 @@ def classes(results: Results) -> Iterator[Item]:
         "class_weights": "class weights κ sent to the clients",
     }
     for column, words in titles.items():
-        for one in results.methods:
+        for one in results.shown:
             own = one.first_rounds.set_index("round")
             own["class_weights"] = own["loss_state"].astype(object).str.get("class_weights")
             grid = Frame(own[column].dropna().to_dict(), dtype=float)  # [classes, rounds]
