@@ -136,7 +136,6 @@ def with_extras(folder: Path) -> None:
     attempt("flower import", lambda: import_module("clientwise.flower"))
     attempt("flower engine", lambda: command("run", digits, "--set", "engine=flower"))
     attempt("nvflare import", lambda: import_module("clientwise.nvflare"))
-    attempt("onnx export", lambda: command("export", "run", "--onnx"))
     attempt(
         "tensorboard tracker",
         lambda: command("run", "own.toml", "--set", 'trackers=["tensorboard"]'),
