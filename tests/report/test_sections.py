@@ -82,7 +82,7 @@ def test_time_and_bytes_are_those_of_the_round_that_got_there() -> None:
     assert (found["rounds to 80%"], found["time to 80%"]) == ("2/2: 3.5", "2/2: 35 s")
     assert found["bytes to 80%"] == "2/2: 11.2 kB"  # 8 models of 400 bytes a round
     chart = items(run)["metric-time"]
-    assert chart.frame["seconds"].tolist() == [10, 20, 30, 40]
+    assert chart.frame["time (s)"].tolist() == [10, 20, 30, 40]
     assert "metric-time" not in items(Made({"A": RISING}))
 
 

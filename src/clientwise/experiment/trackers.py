@@ -213,7 +213,8 @@ class Trackers:
         self._opened: dict[tuple[Part, str, int], tuple[Log, End]] = {}
         for index, part in enumerate(self._active):
             try:
-                package_of(part.name)
+                if part.name in MODULES:
+                    package_of(part.name)
             except MissingPackageError as error:
                 raise ConfigError(source, [(f"trackers[{index}]", str(error))]) from None
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Kind = Literal["lines", "bars", "cells"]
 Text = str  # a paragraph
 Format = Callable[..., str]
+TIME = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
 def plain(value: Any) -> str:
@@ -132,17 +134,20 @@ def digits_of(value: float, digits: int) -> str:
     return f"{value:.0f}" if 1000 <= abs(value) < 1_000_000 else f"{value:.{digits}g}"
 
 
+def unit_for(value: float, units: Mapping[str, float]) -> str:
+    """The largest unit that fits into a value twice; else the smallest."""
+    fitting = [name for name, size in units.items() if 2 * size <= value]
+    return fitting[-1] if fitting else next(iter(units))
+
+
 def in_bytes(size: float) -> str:
     """A number of bytes.
 
     >>> in_bytes(12_345_678)
     '12.3 MB'
     """
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+    unit = unit_for(size, BYTES)
+    return f"{digits_of(size / BYTES[unit], 3)} {unit}"
 
 
 def in_time(seconds: float) -> str:
@@ -151,12 +156,8 @@ def in_time(seconds: float) -> str:
     >>> in_time(42.0), in_time(150.0), in_time(7_000_000.0)
     ('42 s', '2.5 min', '81 d')
     """
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 10 * size:
-            return f"{seconds / size:.0f} {unit}"
-        if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
+    unit = unit_for(seconds, TIME)
+    return f"{digits_of(seconds / TIME[unit], 3)} {unit}"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -16,6 +16,8 @@ from pandas import DataFrame as Frame
 from pandas import Series
 
 from .items import (
+    BYTES,
+    TIME,
     Chart,
     Column,
     Item,
@@ -26,6 +28,7 @@ from .items import (
     in_time,
     percent,
     table,
+    unit_for,
 )
 from .results import (
     MOST_SHOWN,
@@ -214,13 +217,12 @@ def curves(results: Results) -> Iterator[Item]:
     metric, on = metric_chart(results), results.facts.reported_on
     for name, _, so_far, units in scales(results)[1:]:
         ends = spread(results.methods, [so_far(one) for one in results.methods])
-        most = ends["value"].max()
-        small = [one for one, size in units.items() if 2 * size <= most]
-        unit = small[-1] if small else next(iter(units))
-        ends[unit] = ends["value"] / units[unit]
-        frame = metric.frame.merge(ends[["method", "round", unit]], on=["method", "round"])
+        unit = unit_for(ends["value"].max(), units)
+        x = f"{name} ({unit})"
+        ends[x] = ends["value"] / units[unit]
+        frame = metric.frame.merge(ends[["method", "round", x]], on=["method", "round"])
         title = f"{metric.title}, over {name}"
-        yield replace(metric, id=f"metric-{name}", title=title, frame=frame, x=unit)
+        yield replace(metric, id=f"metric-{name}", title=title, frame=frame, x=x)
     yield from lines(results, "macro_f1", f"macro F1 on {on}", "~g")
     yield from lines(results, "loss", f"loss on {on}", "~g")
     yield from lines(results, "epsilon", "ε spent", "~g")
@@ -319,8 +321,6 @@ def privacy(results: Results) -> Iterator[Table]:
 # Targets -----------------------------------------------------------------------------------------
 
 Scale = tuple[str, Callable[[float], str], Callable[[Method], Frame], dict[str, float]]
-TIME_UNITS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
-BYTE_UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
 def scales(results: Results) -> list[Scale]:
@@ -332,8 +332,8 @@ def scales(results: Results) -> list[Scale]:
 
     found: list[Scale] = [("rounds", "{:g}".format, rounds_so_far, {})]
     if results.has_clock:
-        found.append(("time", in_time, lambda one: one.curve("ended"), TIME_UNITS))
-        found.append(("bytes", in_bytes, bytes_sent, BYTE_UNITS))
+        found.append(("time", in_time, lambda one: one.curve("ended"), TIME))
+        found.append(("bytes", in_bytes, bytes_sent, BYTES))
     return found
 
 
