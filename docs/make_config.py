@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from clientwise.core.criteria import CRITERIA, source_of
+from clientwise.core.criteria import CRITERIA, is_claimed
 from clientwise.experiment import reference
 from clientwise.experiment.config.parts import options_schema
 from clientwise.experiment.config.schema import Experiment
@@ -197,7 +197,10 @@ def parts_list() -> dict[str, Any]:
 
 
 def _listed_part(registry: Registry[Any], name: str) -> dict[str, Any]:
-    measured = f" · {source_of(Part(name, {}))}" if registry is CRITERIA else ""
+    measured = ""
+    if registry is CRITERIA:
+        claimed = is_claimed(Part(name, {}))
+        measured = f" · {'claimed by the client' if claimed else 'measured by the server'}"
     return {
         "heading": f"{_call(registry, name)}{measured}",
         "about": registry.describe(name),

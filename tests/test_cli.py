@@ -74,7 +74,6 @@ def test_run_prints_progress_table_and_where_things_are(config: Path, tmp_path: 
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("tiny-")
     assert f"Run folder  runs/{folder.name}" in output
-    assert (folder / "curves.png").read_bytes()[:4] == b"\x89PNG"
     shown = clientwise("show", cwd=tmp_path)  # the newest run
     assert "all of it" in shown
     assert "% in round 4" in " ".join(shown.split())  # the headline
@@ -239,8 +238,6 @@ def test_list_shows_every_part_with_its_options() -> None:
 
 
 def test_list_explains_a_part_by_its_name() -> None:
-    for one, several in {"schedule": "schedules", "loss": "losses", "method": "methods"}.items():
-        assert clientwise("list", one) == clientwise("list", several)
     table = clientwise("list", "table")
     assert "dataset table" in table
     assert "  files: string\n      a path or pattern in the data folder" in table

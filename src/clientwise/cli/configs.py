@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ..experiment.config.schema import Experiment
     from ..experiment.matrix.grid import Matrix
 
-PLURALS = {"criterion": "criteria", "loss": "losses"}  # of kinds; others end in s
 FEW = 20  # different numbers in a column are classes, more are a number to predict
 
 
@@ -262,9 +261,6 @@ def list_parts(
     about = "Methods with a name; `clientwise list FedYogi` shows one as TOML"
     kinds = {"methods": {"about": about, "parts": methods}, **listed["kinds"]}
     named = [one["parts"][kind] for one in kinds.values() if kind in one["parts"]]
-    plural = PLURALS.get(kind or "", f"{kind}s")
-    if not named and plural in kinds:
-        kind = plural
     if kind is None or kind in kinds:
         for name in kinds if kind is None else [kind]:
             _print_kind(name, kinds[name])
