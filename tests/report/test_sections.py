@@ -76,6 +76,12 @@ def test_controls_have_no_weights() -> None:
     assert [one for one in items(run) if one.startswith("weights-")] == ["weights-A"]
 
 
+def test_of_many_methods_the_best_have_charts_of_their_own() -> None:
+    run = Made({f"M{place}": seeds([place / 100]) for place in range(14)})
+    charts = [one for one in items(run) if one.startswith("weights-")]
+    assert charts == [f"weights-M{place}" for place in range(2, 14)]
+
+
 def test_time_and_bytes_are_those_of_the_round_that_got_there() -> None:
     run = Made({"A": RISING}, target=0.8).set("ended", [10.0, 20.0, 30.0, 40.0] * 2)
     found = rows(items(run)["summary"])["A"]
