@@ -242,6 +242,14 @@ def test_the_clients_that_lost_their_weight_by_evidence_are_named() -> None:
     )
 
 
+def test_an_undertrained_baseline_is_said() -> None:
+    rising, flat = [0.05 * number for number in range(1, 13)], [0.9] * 12
+    run = Made({"A": {1: rising, 2: rising}, "B": {1: flat, 2: [0.89, *flat[1:]]}})
+    assert any(
+        line.startswith("A (baseline) is still improving: 15.0 points") for line in lead(run)
+    )
+
+
 def test_unequal_tuning_is_said() -> None:
     run = Made({"A": BASE, "B": BASE}, about={"B": {"tuned": {"trials": 8}}})
     assert lead(run)[0].startswith("Methods were not tuned alike (not tuned: A; 8 trials: B)")

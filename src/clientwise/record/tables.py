@@ -71,15 +71,6 @@ def _same(*names: str) -> dict[str, Get]:
     return {name: attrgetter(f"record.{name}") for name in names}
 
 
-def _columns(of: str, *names: str) -> dict[str, Get]:
-    """The columns of a list of columns of `Round`."""
-
-    def at(place: int) -> Get:
-        return lambda r: getattr(r, of)[place]
-
-    return {name: at(place) for place, name in enumerate(names)}
-
-
 def _rows(of: str, **attributes: str) -> dict[str, Get]:
     """A column for each attribute of the rows that `RoundRecord` has."""
 
@@ -91,8 +82,8 @@ def _rows(of: str, **attributes: str) -> dict[str, Get]:
 
 VALUES_OF_CLIENTS: dict[str, Get] = {  # in rounds that evaluate the clients
     "local_mean": lambda r: r.honest and float(r.honest.overall()[0]),
-    "local_p10": lambda r: r.honest and _quantile(r.honest.values[0], 0.1),
-    "local_p90": lambda r: r.honest and _quantile(r.honest.values[0], 0.9),
+    "local_p10": lambda r: r.honest and float(r.honest.values[0].quantile(0.1)),
+    "local_p90": lambda r: r.honest and float(r.honest.values[0].quantile(0.9)),
 }
 VALUES: dict[str, Get] = {
     "metric": lambda r: r.shown and float(r.shown.overall()[0]),
@@ -134,7 +125,11 @@ FRAMES: dict[str, dict[str, Get]] = {
         "copies": attrgetter("record.evidence.look_back.copies"),
         **_same("training_loss", "seconds"),
     },
-    "local": _columns("own_results", "client", "metric", "loss"),
+    "local": {
+        "client": lambda r: r.own_results[0],
+        "metric": lambda r: r.own_results[1],
+        "loss": lambda r: r.own_results[2],
+    },
     "steps": _rows("steps", step="name", loss="loss", used="used"),
     "refusals": _rows("refusals", client="client_id", reason="reason", kind="kind"),
 }
@@ -196,10 +191,6 @@ def _f1(counts: Tensor | None, name: str) -> Any:
     from ..core.objective import metrics
 
     return None if counts is None else getattr(metrics, name)(counts).tolist()
-
-
-def _quantile(values: Tensor, share: float) -> float:
-    return float(values.quantile(share))
 
 
 def _changed_loss(record: RoundRecord, problem: Problem) -> dict[str, Any] | None:

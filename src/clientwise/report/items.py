@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -140,24 +140,18 @@ def unit_for(value: float, units: Mapping[str, float]) -> str:
     return fitting[-1] if fitting else next(iter(units))
 
 
-def in_bytes(size: float) -> str:
-    """A number of bytes.
+def in_units(value: float, units: Mapping[str, float]) -> str:
+    """A duration or a number of bytes.
 
-    >>> in_bytes(12_345_678)
-    '12.3 MB'
+    >>> in_units(42.0, TIME), in_units(150.0, TIME), in_units(7_000_000.0, TIME), in_units(12_345_678, BYTES)
+    ('42 s', '2.5 min', '81 d', '12.3 MB')
     """
-    unit = unit_for(size, BYTES)
-    return f"{digits_of(size / BYTES[unit], 3)} {unit}"
+    unit = unit_for(value, units)
+    return f"{digits_of(value / units[unit], 3)} {unit}"
 
 
-def in_time(seconds: float) -> str:
-    """A duration.
-
-    >>> in_time(42.0), in_time(150.0), in_time(7_000_000.0)
-    ('42 s', '2.5 min', '81 d')
-    """
-    unit = unit_for(seconds, TIME)
-    return f"{digits_of(seconds / TIME[unit], 3)} {unit}"
+in_time = partial(in_units, units=TIME)
+in_bytes = partial(in_units, units=BYTES)
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

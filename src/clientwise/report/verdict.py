@@ -24,7 +24,9 @@ TOO_FEW = (
     f"No method is called the best: results are reported on fewer than {FEWEST_SAMPLES} samples. "
     "Enlarge server_set.fraction, or give more test samples."
 )
+STILL_IMPROVES = 0.01  # of the metric
 LEAST_ROUNDS = 3  # with fewer, nothing is said about a method that has not learned anything
+LEAST_QUARTER = 2  # rounds: with fewer, nothing is said about the end of a curve
 MOST_LOWERED = 5  # names of clients that evidence took weight from
 NOT_RANKED = "Not ranked: the methods share no seed on the same data at the same round."
 NOT_COMPARED = "not compared: they share no round of the same seed on the same data"
@@ -224,6 +226,7 @@ def _comparisons(results: Results) -> Iterator[str]:
     yield _verdict(results)
     yield from _left_out(results)
     yield from _compared(results)
+    yield from _undertrained(results)
 
 
 def _verdict(results: Results) -> str:
@@ -308,6 +311,29 @@ def in_words(difference: Difference, results: Results) -> str:
     corrected = ", Holm" if difference.tests > 1 else ""
     interval = f"95% confidence interval {low} to {high}{corrected}, {difference.pairs} seeds"
     return f"{text} ({interval}), {difference.significance()}"
+
+
+def _undertrained(results: Results) -> Iterator[str]:
+    """Whether the baseline, where another method leads, was still improving at the end."""
+    one, unit = results.baseline, results.unit
+    gain = _late_gain(one)
+    least = STILL_IMPROVES * (1.0 if unit.percent else abs(one.mean_metric or 0.0))
+    if one in results.rivals[1:] and one.last_round == one.run.facts.rounds and gain >= least:
+        yield (
+            f"{one.label} (baseline) is still improving: {unit.size(gain)}{unit.points} in the last "
+            "quarter of its rounds. It may be undertrained: compare after more rounds (--rounds), or "
+            "with more local steps."
+        )
+
+
+def _late_gain(one: Method) -> float:
+    """How much better the last quarter of the rounds is than the quarter before, mean over the seeds."""
+    values = one.metric.mean(axis=1)
+    quarter = len(values) // 4
+    if quarter < LEAST_QUARTER:
+        return 0.0
+    gain = float(values.iloc[-quarter:].mean() - values.iloc[-2 * quarter : -quarter].mean())
+    return gain if one.run.facts.higher_is_better else -gain
 
 
 # What happened to clients ------------------------------------------------------------------------
