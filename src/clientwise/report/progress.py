@@ -8,6 +8,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 
 from . import escape
@@ -30,7 +37,15 @@ def show_progress(console: Console) -> Iterator[OnRound]:
     if not console.is_terminal:
         yield _plain_lines(console)
         return
-    with Bar(console=console) as bar:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=console) as bar:
         task = bar.add_task("starting", total=None)
 
         def on_round(progress: Progress) -> None:
