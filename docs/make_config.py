@@ -5,21 +5,22 @@ python docs/make_config.py
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from clientwise.core.criteria import CRITERIA, is_claimed
 from clientwise.experiment import reference
+from clientwise.experiment.config.parts import options_schema
 from clientwise.experiment.config.schema import Experiment
+from clientwise.experiment.config_file import METHODS, method_toml
 from clientwise.experiment.matrix.grid import MatrixSettings
-from clientwise.experiment.reference import (
-    Schema,
-    as_toml,
-    in_words,
-    parts_list,
-    schema_of,
-)
+from clientwise.experiment.reference import KINDS, Schema, schema_of, tidy
 from clientwise.experiment.tune import TuneSettings
+from clientwise.registry import Part, Registry
 from clientwise.writing import write_atomically
 
 PAGE = Path(__file__).with_name("config.md")
@@ -119,6 +120,109 @@ def _entry(key: str, schema: Schema, required: bool) -> str:
 def parts_json() -> str:
     """What `clientwise list` prints, as a file: the command then needs no PyTorch."""
     return json.dumps(parts_list(), indent=1, ensure_ascii=False)
+
+
+# In words ---------------------------------------------------------------------------------------
+
+
+def in_words(schema: Schema) -> str:
+    """The type of a value in the words of TOML.
+
+    >>> in_words({"anyOf": [{"type": "integer"}, {"const": "full"}, {"type": "null"}]})
+    'int or "full"'
+    """
+    if "$comment" in schema:  # of a part
+        return str(schema["$comment"])
+    if "anyOf" in schema:
+        kinds = [in_words(one) for one in schema["anyOf"] if one.get("type") != "null"]
+        return " or ".join(dict.fromkeys(kinds))
+    if "enum" in schema or "const" in schema:
+        return "/".join(map(as_toml, schema.get("enum", [schema.get("const")])))
+    if schema.get("type") == "array":
+        return f"list of {in_words(schema['items'])}" if schema.get("items") else "list"
+    inner = schema.get("additionalProperties")
+    if isinstance(inner, Mapping):
+        return f"table of {in_words(inner)} by name"
+    kind = str(schema.get("type", "table" if "$ref" in schema else "any value"))
+    return {"integer": "int", "number": "float", "object": "table"}.get(kind, kind)
+
+
+def as_toml(value: Any) -> str:
+    """A plain value as TOML has it."""
+    if isinstance(value, Mapping):
+        if list(value) == ["name"]:
+            return as_toml(value["name"])
+        if list(value) == ["name", "value"]:  # a plain number in the config means this
+            return as_toml(value["value"])
+        return f"{{ {', '.join(f'{key} = {as_toml(one)}' for key, one in value.items())} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(as_toml, value))}]"
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _options(registry: Registry[Any], name: str) -> dict[str, str]:
+    """The options of a part: `epsilon=0.1`, and with its type where no default shows it."""
+    schema = tidy(options_schema(registry, name))
+    found = {}
+    for option, one in schema["properties"].items():
+        if option in ("name", "as"):  # of every part, and of every criterion
+            continue
+        default = one.get("default")
+        kind = in_words(one)
+        if default is None:
+            optional = "" if option in schema.get("required", ()) else ", optional"
+            found[option] = f"{option}: {kind}{optional}"
+        else:
+            others = kind.split("/") if isinstance(default, str) and "/" in kind else []
+            choices = dict.fromkeys([as_toml(default), *others])
+            found[option] = f"{option}={'/'.join(choices)}"
+    return found
+
+
+def _call(registry: Registry[Any], name: str) -> str:
+    options = "; ".join(_options(registry, name).values())
+    return f"{name}({options})" if options else name
+
+
+def parts_list() -> dict[str, Any]:
+    """All that `clientwise list` prints. It is read from a file, without PyTorch."""
+    kinds = {}
+    for plural, registry in KINDS.items():
+        parts = {name: _listed_part(registry, name) for name in registry}
+        kinds[plural] = {"about": registry.description, "parts": parts}
+    methods = {name: {"about": about, "toml": method_toml(name)} for name, about in METHODS.items()}
+    return {"methods": methods, "kinds": kinds}
+
+
+def _listed_part(registry: Registry[Any], name: str) -> dict[str, Any]:
+    measured = ""
+    if registry is CRITERIA:
+        claimed = is_claimed(Part(name, {}))
+        measured = f" · {'claimed by the client' if claimed else 'measured by the server'}"
+    return {
+        "heading": f"{_call(registry, name)}{measured}",
+        "about": registry.describe(name),
+        "explained": _explained(registry, name),
+    }
+
+
+def _explained(registry: Registry[Any], name: str) -> list[str]:
+    """A part in lines of text: what it does, and its options with what they mean."""
+    text = inspect.getdoc(registry.get(name)) or ""
+    about, *sections = re.split(r"\n\n(?=[A-Z][a-z]+:\n)", text)
+    arguments = "\n".join(section for section in sections if section.startswith("Args:\n"))
+    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", arguments, re.MULTILINE)
+    meanings = {option: " ".join(words.split()) for option, words in entries}
+    lines = [f"{registry.kind} {name}", *about.splitlines(), ""]
+    options = _options(registry, name)
+    lines.append("Options:" if options else "It has no options.")
+    for option, shown in options.items():
+        lines.append(f"  {shown}")
+        if option in meanings:
+            lines.append(f"      {meanings[option]}")
+    return lines
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import argparse
 import shutil
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import clientwise as cw
@@ -21,6 +22,8 @@ from clientwise.experiment.trackers import Progress
 from clientwise.record.run import is_finished
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE / "papers"))
+from p1_tables import keep_best  # noqa: E402
 
 
 def main() -> None:
@@ -65,7 +68,7 @@ def main() -> None:
                     experiment,
                     folder,
                     resume=resume,
-                    on_round=lambda _, progress: _stop_at(until, progress),
+                    on_round=partial(_on_round, until),
                 )
             except KeyboardInterrupt:
                 print(f"{folder.name}: stopped; call again to go on", flush=True)
@@ -83,7 +86,9 @@ def main() -> None:
             break
 
 
-def _stop_at(until: float, progress: Progress) -> None:
+def _on_round(until: float, _: cw.Run, progress: Progress) -> None:
+    """Keep what P1's contingency tables need, and stop when it is time."""
+    keep_best(progress)
     if time.monotonic() >= until:
         raise KeyboardInterrupt
 

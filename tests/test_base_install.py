@@ -31,7 +31,6 @@ ATTEMPTS = [
     "flower import",
     "flower engine",
     "nvflare import",
-    "onnx export",
     "tensorboard tracker",
 ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -101,7 +100,7 @@ def test_predictions_are_those_of_the_runs_evaluation(
     kind = config["name"]
     indices, outputs = evaluated(config, run, held)
     rows = rows_of(kind).iloc[indices.tolist()]
-    (path,) = run.export("FedAvg", 1, tmp_path)
+    path = run.export("FedAvg", 1, tmp_path)
     found = cw.load(path).predict(rows)
     assert found.index.equals(rows.index)
     assert run.predict(rows).equals(found)
@@ -126,7 +125,7 @@ def test_a_resumed_run_and_a_file_in_another_dress_predict_the_same(tmp_path: Pa
     rows = rows_of("classification").drop(columns=["y", "site"])
     wanted = whole.predict(rows)
     assert run.predict(rows).equals(wanted)
-    (path,) = run.export("FedAvg", 1, tmp_path)
+    path = run.export("FedAvg", 1, tmp_path)
     other = tmp_path / "other.csv"  # as a spreadsheet in German writes it, columns reversed
     rows.iloc[:, ::-1].to_csv(other, index=False, sep=";", decimal=",", encoding="utf-8-sig")
     output = tmp_path / "predicted.csv"
@@ -146,7 +145,7 @@ def test_a_resumed_run_and_a_file_in_another_dress_predict_the_same(tmp_path: Pa
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     run = cw.Run(cw.run(config_of("classification", folder), folder / "run"))
-    return run.export("FedAvg", 1, folder)[0]
+    return run.export("FedAvg", 1, folder)
 
 
 @pytest.fixture
@@ -277,7 +276,7 @@ def test_a_network_of_ones_own_and_models_that_cannot_predict(
 ) -> None:
     config = config_of("classification", tmp_path)
     run = cw.run(config, tmp_path / "own", model=Net)
-    (path,) = run.export("FedAvg", 1, tmp_path / "models")
+    path = run.export("FedAvg", 1, tmp_path / "models")
     with pytest.raises(ClientwiseError, match=r"network Net is not part of .*module=Net"):
         cw.load(path)
     found = cw.load(path, module=Net).predict(rows)
@@ -285,7 +284,7 @@ def test_a_network_of_ones_own_and_models_that_cannot_predict(
     assert cw.load(path, module=NetWithLogits).predict(rows).equals(found)
     digits = {"name": "d", "rounds": 1, "data": "digits", "model": "linear", "methods": ["FedAvg"]}
     run = cw.Run(cw.run(digits | {"partition": {"name": "iid", "clients": 2}}, tmp_path / "digits"))
-    (path,) = run.export("FedAvg", 1, tmp_path / "models")
+    path = run.export("FedAvg", 1, tmp_path / "models")
     with pytest.raises(ClientwiseError, match=r"not the columns of a table.*RUN_FOLDER\).predict"):
         cw.load(path)
     with pytest.raises(ClientwiseError, match="is a folder; name a file"):
@@ -322,27 +321,3 @@ def test_a_file_of_others_is_refused_where_it_does_not_fit(model: Path, tmp_path
         cw.load(path)
     with pytest.raises(ClientwiseError, match="no such file"):
         cw.load(tmp_path / "none.safetensors")
-
-
-@pytest.mark.slow
-def test_onnx_takes_the_columns_as_they_are(model: Path, tmp_path: Path) -> None:
-    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    config = config_of("classification", tmp_path)
-    run = cw.Run(cw.run(config, tmp_path / "run"))
-    _, path = run.export("FedAvg", 1, tmp_path, onnx=True)
-    rows = rows_of("classification").head(5)
-    predictor = cw.load(run.export("FedAvg", 1, tmp_path)[0])
-    session = runtime.InferenceSession(path)
-    described = session.get_modelmeta().custom_metadata_map
-    columns = json.loads(described["table"])["columns"]
-    values = []
-    for column in columns:
-        cells = rows[column["name"]]
-        if column["categories"]:
-            places = {name: place for place, name in enumerate(column["categories"])}
-            cells = cells.map(lambda cell, places=places: places.get(str(cell), numpy.nan))
-        values.append(cells.to_numpy(float))
-    (found,) = session.run(None, {"columns": numpy.stack(values, 1)})
-    wanted = predictor.predict(rows)
-    numpy.testing.assert_allclose(found[:, 1], wanted["probability of gut"], atol=1e-6)

@@ -7,18 +7,17 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
 
 import clientwise as cw
 import processes
-from clientwise.experiment.trackers import Log, Progress
+from clientwise.experiment.trackers import Progress
 from recorded import everything, rows
 
 ROOT = Path(__file__).parents[1]
@@ -27,9 +26,7 @@ Curves = dict[str, list[tuple[int, float]]]
 
 @pytest.fixture(autouse=True)
 def _leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the MLflow tracker sets, and the trackers of these tests, are gone after each."""
-    monkeypatch.setattr(cw.parts.TRACKERS, "_parts", dict(cw.parts.TRACKERS._parts))
-    cw.parts.TRACKERS.register("faulty")(faulty)
+    """What the MLflow tracker sets is gone after each test."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
 
@@ -180,13 +177,10 @@ def test_weights_and_biases_offline_and_resumed(tiny: dict[str, Any], tmp_path: 
 def test_other_places(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny["methods"] = [{"name": "a/b", "like": "FedAvg"}]
     uri = (tmp_path / "elsewhere").as_uri()
-    tiny["trackers"] = [
-        {"name": "tensorboard", "log_dir": str(tmp_path / "logs")},
-        {"name": "mlflow", "tracking_uri": uri},
-    ]
+    tiny["trackers"] = ["tensorboard", {"name": "mlflow", "tracking_uri": uri}]
     folder = cw.run(tiny, tmp_path / "run").folder
-    assert not {"tensorboard", "mlruns"} & {path.name for path in folder.iterdir()}
-    assert_same(tensorboard(tmp_path / "logs" / "run" / "a%2Fb-seed1"), stored(folder, "a/b"))
+    assert not (folder / "mlruns").exists()
+    assert_same(tensorboard(folder / "tensorboard" / "a%2Fb-seed1"), stored(folder, "a/b"))
     assert_same(mlflow_curves(uri, mlflow_runs(uri)["a/b", "1"]), stored(folder, "a/b"))
 
 
@@ -294,54 +288,26 @@ def test_on_round_gets_the_numbers_that_trackers_get(tiny: dict[str, Any], tmp_p
         assert_same(curves, stored(folder, method))
 
 
-CALLS: list[tuple[str, str, int, object]] = []
-
-
-@contextmanager
-def noting(lane: cw.parts.LaneInfo) -> Iterator[Log]:
-    """Notes what it is told."""
-    CALLS.append(("begin", lane.method, lane.seed, lane.rounds_done))
-    yield lambda record, _: CALLS.append(("round", lane.method, lane.seed, record.round_num))
-    CALLS.append(("end", lane.method, lane.seed, True))
-
-
-def test_lanes_that_are_followed_run_side_by_side(tiny: dict[str, Any], tmp_path: Path) -> None:
-    cw.parts.TRACKERS.register("noting")(noting)
-    CALLS.clear()
-    cw.run({**tiny, "seeds": [1, 2], "trackers": ["noting"]}, tmp_path / "run")
-    lanes = [(method, seed) for seed in (1, 2) for method in ("FedAvg", "all of it")]
-    assert [*CALLS] == [
-        *(call for lane in lanes for call in (("begin", *lane, 0), ("round", *lane, 1))),
-        *(("round", *lane, 2) for lane in lanes),
-        *(call for lane in lanes for call in (("round", *lane, 3), ("end", *lane, True))),
-    ]
-
-
-@contextmanager
-def faulty(lane: cw.parts.LaneInfo, *, where: str) -> Iterator[Log]:
-    """Raises somewhere."""
-
-    def raise_in(place: str) -> None:
-        if place == where:
-            raise ConnectionError("the server\nis away")
-
-    raise_in("begin")
-    yield lambda record, _: raise_in("round")
-    raise_in("end")
-
-
-@pytest.mark.parametrize("where", ["begin", "round", "end"])
+@pytest.mark.parametrize("where", ["__init__", "add_scalar", "close"])
 def test_a_tracker_that_raises_is_switched_off_and_the_run_goes_on(
-    tiny: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
+    tiny: dict[str, Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
 ) -> None:
-    tiny["trackers"] = [{"name": "faulty", "where": where}, "tensorboard"]
-    folder = cw.run(tiny, tmp_path / "run").folder
+    def fail(*_: object, **__: object) -> None:
+        raise ConnectionError("the server\nis away")
+
+    monkeypatch.setattr(SummaryWriter, where, fail)
+    folder = cw.run({**tiny, "trackers": ["tensorboard", "mlflow"]}, tmp_path / "run").folder
     assert cw.Run(folder).finished
     assert [record.getMessage() for record in caplog.records if record.name == "clientwise"] == [
-        "warning: tracker faulty is switched off for the rest of this run: ConnectionError: the server is away"
+        "warning: tracker tensorboard is switched off for the rest of this run: ConnectionError: the server is away"
     ]
-    for method in ("FedAvg", "all of it"):  # the other one is not touched by it
-        assert_same(tensorboard(folder / "tensorboard" / f"{method}-seed1"), stored(folder, method))
+    uri = (folder / "mlruns").as_uri()
+    for (method, _), run in mlflow_runs(uri).items():  # the other one is not touched by it
+        assert_same(mlflow_curves(uri, run), stored(folder, method))
 
 
 def test_what_is_wrong_before_the_run_begins_is_said_then(
@@ -352,9 +318,9 @@ def test_what_is_wrong_before_the_run_begins_is_said_then(
     ):
         cw.load({**tiny, "trackers": ["tensorbord"]})
     with pytest.raises(
-        cw.ClientwiseError, match=r"trackers\[0\].*logdir: unknown option; did you mean 'log_dir'"
+        cw.ClientwiseError, match=r"trackers\[0\].*tracking: unknown option; did you mean 'tra"
     ):
-        cw.load({**tiny, "trackers": [{"name": "tensorboard", "logdir": "x"}]})
+        cw.load({**tiny, "trackers": [{"name": "mlflow", "tracking": "x"}]})
     for name, module in (("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow")):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(cw.ClientwiseError, match=rf'pip install "clientwise\[{name}\]"'):
@@ -362,41 +328,18 @@ def test_what_is_wrong_before_the_run_begins_is_said_then(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_command(tiny: dict[str, Any], tmp_path: Path) -> None:
-    """Trackers of the command; one that fails is one line on stderr."""
-    (tmp_path / "blocked").write_text("a file where a folder should be")
-    tiny["trackers"] = [{"name": "tensorboard", "log_dir": "blocked"}]
-    (tmp_path / "tiny.toml").write_text(tomli_w.dumps(tiny))
-    for trackers, count in (([], 1), (["--set", 'trackers=["tensorboard"]'], 0)):
-        command = ["run", "tiny.toml", "--out", f"run {count}", *trackers]
-        done = processes.run(processes.COMMAND, *command, cwd=tmp_path)
-        done.check_returncode()
-        said = "warning: tracker tensorboard is switched off for the rest of this run: "
-        assert done.stderr.count(said) == count
-    assert (tmp_path / "run 0" / "tensorboard" / "FedAvg-seed1").is_dir()
-
-
 def test_the_page_on_trackers_runs_as_printed(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8").partition("## Trackers")[2]
-    hook, code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    first, own = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "my_tracker.py").write_text(code)
+    (hook,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (first,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "first.toml").write_text(first + tomli_w.dumps(tiny))
     assert [part.name for part in cw.load(tmp_path / "first.toml").trackers] == [
         "tensorboard",
         "mlflow",
     ]
-    (tmp_path / "own.toml").write_text(own + tomli_w.dumps(tiny))
     monkeypatch.syspath_prepend(str(tmp_path))
-    folder = cw.run(tmp_path / "own.toml", tmp_path / "run").folder
-    lines = [json.loads(line) for line in (folder / "curves.jsonl").read_text().splitlines()]
-    for method in ("FedAvg", "all of it"):
-        mine = [line for line in lines if line["method"] == method]
-        assert [(line["round"], line["accuracy"]) for line in mine] == stored(folder, method)[
-            "accuracy"
-        ]
     (tmp_path / "my_hook.py").write_text(hook)
     stopped = cw.run({**tiny, "plugins": ["my_hook"], "rounds": 100}, tmp_path / "stopped")
     assert 1 < stopped.lanes["rounds"].sum() < 200

@@ -24,13 +24,13 @@ LIMIT = 3_000  # bytes: less than any of the files below
 COMMANDS = {
     "predict": ("predict", "model.safetensors", "new.csv", "--out", "predicted.csv"),
     "report": ("report", "run", "--out", "report"),
-    "onnx": ("export", "run", "--out", "models", "--onnx"),
+    "export": ("export", "run", "--out", "models"),
 }
 # The function with which each command begins to write: from there on, files have the limit.
 WRITERS = {
     "predict": ("pandas", "DataFrame.to_csv"),
     "report": ("clientwise.report.page", "write_page"),
-    "onnx": ("clientwise.results", "_write_onnx"),
+    "export": ("clientwise.results", "write_model"),
 }
 # Beyond the limit, the kernel kills the process, or refuses to write, as `action` says.
 LIMITED = """import resource, signal
@@ -67,7 +67,7 @@ client = "site"
 """
     )
     run = cw.Run(cw.run(config, folder / "run", progress=False))
-    run.export("FedAvg", 1, folder)[0].rename(folder / "model.safetensors")
+    run.export("FedAvg", 1, folder).rename(folder / "model.safetensors")
     for command in COMMANDS.values():
         done = processes.run(processes.COMMAND, *command, cwd=folder)
         assert done.returncode == 0, done.stderr

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Mapping
 from itertools import product
 
+from p1_tables import gain_against, until_clients_reach
+
 from clientwise.record.run import RunFolder
 from clientwise.report.results import Method, Results, difference_between
-from clientwise.report.sections import gain_against, until_clients_reach
 from clientwise.report.statistics import Difference, holm
 
 ORDERS = ("MW>LD>DS", "MW>DS>LD")

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 import make_findings
 import numpy
 import pandas
+from p1_tables import TARGETS, best_of, gain_against, mcnemar, rounds_until, until_clients_reach
 
 from clientwise.record.run import RunFolder, is_finished
-from clientwise.record.tables import SHARES
 from clientwise.report.items import counted, percent
 from clientwise.report.results import Method, Results, difference_between
-from clientwise.report.sections import first_rounds, gain_against, until_clients_reach
-from clientwise.report.statistics import Difference, mcnemar, paired_difference
+from clientwise.report.sections import first_rounds
+from clientwise.report.statistics import Difference, paired_difference
 
 RUN = re.compile(r"<!-- run (\S+) -->")
 BETWEEN = re.compile(r"(<!-- between (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -88,13 +88,13 @@ def tables(run: RunFolder, published: dict[str, Any]) -> list[Table]:
     found = results_of(run)
     series = found.methods
     parts = [results(series, published.get("loss"))]
-    if "reached" in series[0].rounds:
-        for target in found.facts.client_targets:
-            paper = published.get(f"{target:g}", {})
-            if "devices" in paper:
-                parts.append(devices(series, target, paper["devices"], published["means"]))
-            else:
-                parts.append(targets(series, target, paper))
+    name = re.sub("-(long|quick)$", "", run.facts.name)
+    for target in TARGETS.get(name, ()):
+        paper = published.get(f"{target:g}", {})
+        if "devices" in paper:
+            parts.append(devices(series, target, paper["devices"], published["means"]))
+        else:
+            parts.append(targets(series, target, paper))
     if found.facts.higher_is_better and len(series) > 1:
         parts += best_rounds(series, published.get("contingency", {}))
     return parts
@@ -186,7 +186,7 @@ def results(series: list[Method], losses: dict[str, float] | None = None) -> Tab
                 *loss_against(one, series[0], last),
             ]
         if "testing rounds" in head:
-            row.append(f"{one.sum('testing_rounds') / len(one.seeds):.0f}")
+            row.append(f"{one.rounds['testing_rounds'].sum() / len(one.seeds):.0f}")
         rows.append(row)
     spread = "mean ± half-width of the 95% confidence interval over the seeds"
     return Table(
@@ -254,13 +254,9 @@ def devices(
                 ]
             )
         if methods.keys() >= {*members}:
-            places = [SHARES.index(share) for share in DEVICES]
             found = []
-            for place in places:
-                own = [
-                    first_rounds(methods[name], methods[name].curve("reached", place), target)
-                    for name in members
-                ]
+            for share in DEVICES:
+                own = [rounds_until(methods[name], share, target) for name in members]
                 found.append(pandas.concat(own))
             rows.append([label, *thirds(found)])
     head = ["method", "20%", "30%", "low", "40%", "50%", "middle", "70%", "75%", "high"]
@@ -292,10 +288,11 @@ def best_rounds(series: list[Method], published: dict[str, list[int]]) -> list[T
     rows = []
     for one in series[1:]:
         pairs = [
-            (one.run.right(one.name, seed), baseline.run.right(baseline.name, seed))
+            (best_of(one.run, one.name, seed), best_of(baseline.run, baseline.name, seed))
             for seed in one.seeds
         ]
-        known = [mcnemar(ours[1], theirs[1]) for ours, theirs in pairs if ours and theirs]
+        kept = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
+        known = [mcnemar(*pair) for pair in kept]
         if not known:
             return []
         total = pandas.DataFrame([counts for counts, _ in known]).sum()

@@ -34,8 +34,6 @@ from .core.weights.scores import Score as Score
 from .core.weights.weighting import NORMALISERS as NORMALISERS
 from .data.datasets import DATASETS as DATASETS
 from .data.partition import PARTITIONS as PARTITIONS
-from .experiment.trackers import TRACKERS as TRACKERS
-from .experiment.trackers import LaneInfo as LaneInfo
 from .models.networks import MODELS as MODELS
 from .registry import needs as needs
 

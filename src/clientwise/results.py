@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
-from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pandas
-import torch
 from torch import Tensor, nn
 
 from .errors import ClientwiseError, RunError, needing
@@ -23,10 +20,10 @@ from .models.networks import MODELS, initialised
 from .prediction import load_predictor, predict_samples, predictor
 from .record.facts import RunFacts
 from .record.files import plain_name
-from .record.models import ENDING, ModelHeader, metadata_of, write_model
+from .record.models import ENDING, ModelHeader, write_model
 from .record.run import RunFolder
 from .registry import listed
-from .writing import make_folder, replacing
+from .writing import make_folder
 
 if TYPE_CHECKING:
     import altair
@@ -283,48 +280,33 @@ class Run:
             return predict_samples(network, inputs, about)
         return predictor(network, about.kind, about.table, about.outputs).predict(inputs)
 
-    def export(
-        self,
-        method: str,
-        seed: int,
-        folder: str | Path,
-        *,
-        onnx: bool = False,
-    ) -> list[Path]:
-        """Write a method's trained model as named tensors (safetensors), and as ONNX.
+    def export(self, method: str, seed: int, folder: str | Path) -> Path:
+        """Write a method's trained model as named tensors (safetensors).
 
         `cw.load` reads the file. Where the data are a table, it contains what predictions for new rows
-        need: the columns, their categories, means and deviations, and the classes. Without `onnx`,
-        nothing that the run's config names is imported.
+        need: the columns, their categories, means and deviations, and the classes. Nothing that the run's
+        config names is imported.
 
         Args:
             method: the method.
             seed: the seed.
-            folder: where the files are written.
-            onnx: whether to write ONNX too.
+            folder: where the file is written.
 
         Returns:
-            The files.
+            The file.
 
         Example:
-            >>> [file.name for file in run.export("Recommended", 1, run.folder / "models")]
-            ['Recommended-seed1.safetensors']
+            >>> run.export("Recommended", 1, run.folder / "models").name
+            'Recommended-seed1.safetensors'
         """
-        if onnx:
-            with needing("onnx", "ONNX"):
-                import_module("onnxscript")  # PyTorch needs it to write ONNX
         round_num, tensors = self._trained(method, seed)
         plain = plain_name(method)
         alike = [one for one in self.methods if plain_name(one) == plain]
         number = f"-{alike.index(method) + 1}" if len(alike) > 1 else ""
         path = Path(folder) / f"{plain}{number}-seed{seed}{ENDING}"
         make_folder(path.parent)
-        header = self._model_header(method, seed, round_num)
-        write_model(path, tensors, header)
-        if not onnx:
-            return [path]
-        network = self.model(method, seed)
-        return [path, _write_onnx(network, header, path.with_suffix(".onnx"))]
+        write_model(path, tensors, self._model_header(method, seed, round_num))
+        return path
 
     def report(
         self, out: str | Path | None = None, figures: Collection[Literal["pdf", "png", "svg"]] = ()
@@ -429,36 +411,3 @@ class Run:
             named_shapes=facts.named_shapes,
             frozen=facts.frozen,
         )
-
-
-def _write_onnx(network: nn.Module, header: ModelHeader, path: Path) -> Path:
-    """Write a network as ONNX: on a table, it takes the columns and returns predictions."""
-    if header.named_shapes:
-        raise ClientwiseError(
-            f"{header.model}: a network with several inputs is not written as ONNX"
-        )
-    samples = torch.zeros(2, *header.input_shape)
-    names = ("samples", "outputs")
-    if header.table is not None:
-        network = predictor(network, header.kind, header.table, header.outputs)
-        samples = torch.zeros(2, len(header.table.columns), dtype=torch.float64)
-        names = ("columns", "predictions")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # about PyTorch's own code
-            program = torch.onnx.export(
-                network,
-                (samples,),
-                input_names=[names[0]],
-                output_names=[names[1]],
-                dynamic_shapes=({0: torch.export.Dim("count")},),  # any number of samples
-                verbose=False,
-            )
-    except torch.onnx.OnnxExporterError as error:
-        reason = str(error).splitlines()[0]
-        raise ClientwiseError(f"{header.model}: cannot be written as ONNX ({reason})") from None
-    assert program is not None
-    program.model.metadata_props.update(metadata_of(header))
-    with replacing(path) as temporary:
-        program.save(temporary, external_data=False)
-    return path

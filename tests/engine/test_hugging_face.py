@@ -90,7 +90,7 @@ def test_adapters_are_trained_and_loaded_by_peft(tmp_path: Path) -> None:
 
 def test_an_exported_model_is_where_another_run_begins(tmp_path: Path) -> None:
     run = cw.run(CONFIG, tmp_path / "run", data=texts(), model=adapted)
-    (path,) = run.export("FedAvg", 1, tmp_path)
+    path = run.export("FedAvg", 1, tmp_path)
     config = CONFIG | {"rounds": 1, "initial_model": str(path)}
     config["training"] = {"learning_rate": 1e-9}
     more = cw.run(config, tmp_path / "more", data=texts(), model=adapted)

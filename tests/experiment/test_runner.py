@@ -24,11 +24,9 @@ import processes
 from clientwise.errors import RunError
 from clientwise.experiment.running import resume, runner
 from clientwise.experiment.trackers import Progress
-from clientwise.record.database import reading
 from clientwise.record.files import locked
-from clientwise.record.run import RunFolder
 from locales import in_turkish
-from recorded import curve, everything, rows
+from recorded import everything, rows
 
 
 def content(run: cw.Run | Path) -> dict[str, Any]:
@@ -159,27 +157,6 @@ def test_a_criterion_that_compares_clients_is_found_before_the_first_round(
     assert cw.Run(
         cw.run(tiny | {"methods": [{"name": "a", "criteria": ["shared"]}]}, tmp_path / "run")
     ).finished
-
-
-@pytest.mark.bits
-def test_the_best_round_of_the_honest_is_kept_bit_by_bit(
-    tiny: dict[str, Any], tmp_path: Path
-) -> None:
-    tiny |= {
-        "server_set": {"fraction": 0.0},
-        "methods": [{"name": "FedAvg"}],
-        "checkpoint_seconds": 0.0,
-    }
-    tiny["hostile"] = [{"clients": [0], "attack": "wrong_labels"}]
-    run = cw.Run(cw.run(tiny, tmp_path / "run"))
-    round_num, right = RunFolder(run.folder).right("FedAvg", 1)
-    clients = run.frame("clients")
-    assert len(right) == clients.loc[clients["hostile"].isna(), "num_test"].sum()
-    metrics = curve(run, "metric", "FedAvg")
-    assert metrics[round_num] == max(metrics.values()) == pytest.approx(right.mean())
-    with reading(run.folder) as database:  # of every lane only the best remains
-        kept = database.execute("SELECT COUNT(*) FROM frames WHERE name = 'right'").fetchone()
-    assert kept == (1,)
 
 
 # Going on ----------------------------------------------------------------------------------------------------------

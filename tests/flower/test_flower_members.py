@@ -117,7 +117,7 @@ def test_a_run_begins_with_a_model_that_only_the_server_has(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
     sitting(config | {"rounds": 1}, tmp_path)
-    (file,) = cw.Run(tmp_path / "run").export("trust", 1, tmp_path)
+    file = cw.Run(tmp_path / "run").export("trust", 1, tmp_path)
     nobody_else = config | {
         "rounds": 1,
         "initial_model": "nowhere.safetensors",

@@ -21,7 +21,6 @@ FACTS: dict[str, Any] = {
     "is_share": True,
     "shows": [],
     "target": None,
-    "client_targets": [],
     "model_bytes": 400,
     "reported_on": "held-out samples",
     "report_samples": None,
@@ -77,7 +76,6 @@ class Made:
         self.finished = bool(self.lanes["finished"].all())
         self.config = dict(config or {})
         self._about = dict(about or {})
-        self.best: dict[tuple[str, int], tuple[int, Any]] = {}
         self.frames = {"rounds": self._rounds(lanes), "clients": self._clients(fingerprints)}
         self.frames |= {"local": self._local(), "weights": self._weights()}
         for name in ("refusals", "steps", "criteria"):
@@ -88,9 +86,6 @@ class Made:
 
     def about(self, method: str) -> MethodFacts:
         return MethodFacts(method, **self._about.get(method, {}))
-
-    def right(self, method: str, seed: int) -> tuple[int, Any] | None:
-        return self.best.get((method, seed))
 
     def seeds(self, method: str) -> list[int]:
         return self.lanes.loc[self.lanes["method"] == method, "seed"].tolist()
@@ -114,7 +109,6 @@ class Made:
                 number,
                 value,
                 1 - value,
-                [value - 0.05 * place for place in range(10)],
                 8,
                 4,
                 0.1,
@@ -126,7 +120,6 @@ class Made:
         columns = [
             "metric",
             "loss",
-            "reached",
             "models_moved",
             "participants",
             "seconds",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +12,7 @@ from clientwise.data.datasets import diabetes, digits
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.partition import Pool, iid, shards, table
 from clientwise.data.summary import DataSummary, summarise
-from clientwise.report.about import data_chart, data_items
-from clientwise.report.charts import draw
+from clientwise.report.about import data_items
 from clientwise.report.items import Table
 from dividing import federate
 
@@ -86,13 +84,3 @@ def test_regression_has_sizes_only() -> None:
     tables, said = shown(summary)
     assert tables["clients"].columns == ["client", "training", "test"]
     assert len(said) == 0
-    assert data_chart(summary, "diabetes").frame["samples"].tolist() == summary.train.tolist()
-
-
-def test_the_picture(tabled: DataSummary, tmp_path: Path) -> None:
-    chart = data_chart(tabled, "digits")
-    shares = chart.frame.pivot(index="client", columns="class", values="share")
-    assert shares.loc["1", "0"] == pytest.approx(30 / 70)
-    assert shares.sum(axis=1).tolist() == pytest.approx([1, 1, 1])
-    draw(chart, tmp_path / "who.png")
-    assert (tmp_path / "who.png").read_bytes()[:4] == b"\x89PNG"

@@ -15,7 +15,6 @@ from clientwise.record.run import RunFolder
 from clientwise.report.items import Chart, Table
 from clientwise.report.page import report_sections
 from clientwise.report.results import Results
-from clientwise.report.sections import average_gain
 
 BASE = around(0.7, 0, 1, -1, 2, -2, 0)
 RISING = {1: [0.5, 0.6, 0.7, 0.8], 2: [0.5, 0.7, 0.8, 0.9]}
@@ -77,33 +76,10 @@ def test_controls_have_no_weights() -> None:
     assert [one for one in items(run) if one.startswith("weights-")] == ["weights-A"]
 
 
-def test_average_gains_are_p1s() -> None:
-    """P1's Table 6, rows DS and IS>CB>DS at 70% and DS>CB>IS at 80%: what it prints as Avg. is over all nine shares."""
-    ds_70, gains_70 = [1, 1, 1, 13, 15, 21, 32, 58, None], [0, 0, 0, 9, 6, 12, -68, -42, 0]
-    ds_80, gains_80 = [1, 1, 15, 21, 26, 44, None, None, None], [0, 0, 10, 15, 18, 32, 43, 0, 0]
-    for baseline, gains, average in ((ds_70, gains_70, -9.22), (ds_80, gains_80, 13.11)):
-        ours = [(before or 100) - gain for before, gain in zip(baseline, gains, strict=True)]
-        reached = [
-            number if number < 100 else None for number in ours
-        ]  # P1 prints what was not reached as 100
-        frames = [pandas.DataFrame([row], index=[1], dtype=float) for row in (baseline, reached)]
-        assert average_gain(*frames, {1: 100}).mean == pytest.approx(average, abs=0.005)
-    never = pandas.DataFrame([[None] * 9], index=[1], dtype=float)
-    assert average_gain(never, never, {1: 100}) is None
-
-
-def test_rounds_until_clients_reach_a_target() -> None:
-    run = Made({"A": RISING, "B": {1: [0.8] * 4, 2: [0.9] * 4}}, client_targets=[0.7])
-    found = rows(items(run)["target-0.7"])
-    assert found["A"]["10%"] == "2/2: 2.5"  # rounds 3 and 2
-    assert found["A"]["40%"] == "1/2: –"  # 0.85 and 0.75 in the last round
-    assert found["A"]["average gain"] == "baseline"
-    assert (found["B"]["10%"], found["B"]["90%"]) == ("2/2: 1", "0/2: –")
-    # A in rounds 3, 4, 4 and 2, 3, 3, 4, 4, B in the first; nobody else, or in the last: 8/9 and 11/9 rounds
-    assert found["B"]["average gain"].startswith("+1.1 [")
-    assert "target-0.3" not in items(run)
-    shorter = Made({"A": {1: [0.9] * 9}, "B": {1: [0.9] * 4}}, client_targets=[0.7])
-    assert rows(items(shorter)["target-0.7"])["B"]["average gain"] == "+0.0"
+def test_of_many_methods_the_best_have_charts_of_their_own() -> None:
+    run = Made({f"M{place}": seeds([place / 100]) for place in range(14)})
+    charts = [one for one in items(run) if one.startswith("weights-")]
+    assert charts == [f"weights-M{place}" for place in range(2, 14)]
 
 
 def test_time_and_bytes_are_those_of_the_round_that_got_there() -> None:
@@ -112,30 +88,8 @@ def test_time_and_bytes_are_those_of_the_round_that_got_there() -> None:
     assert (found["rounds to 80%"], found["time to 80%"]) == ("2/2: 3.5", "2/2: 35 s")
     assert found["bytes to 80%"] == "2/2: 11.2 kB"  # 8 models of 400 bytes a round
     chart = items(run)["metric-time"]
-    assert chart.frame["seconds"].tolist() == [10, 20, 30, 40]
+    assert chart.frame["time (s)"].tolist() == [10, 20, 30, 40]
     assert "metric-time" not in items(Made({"A": RISING}))
-
-
-def test_best_rounds_are_compared_sample_by_sample() -> None:
-    run = Made({"A": RISING, "B": {1: RISING[1], 2: RISING[2][:2]}})
-    right = numpy.array([True] * 6 + [False] * 4)
-    run.best = {
-        (method, seed): (2, right if method == "A" else ~right)
-        for method in "AB"
-        for seed in (1, 2)
-    }
-    ((method, seed, *_, both, this, baseline, wrong, p),) = (
-        items(run)["contingency"].frame.to_numpy().tolist()
-    )
-    assert (method, seed, both, this, baseline, wrong) == (
-        "B",
-        1,
-        0,
-        4,
-        6,
-        0,
-    )  # seed 2 has not run as far
-    assert p == pytest.approx(0.754, abs=0.001)
 
 
 def test_loops_refusals_and_privacy() -> None:
@@ -211,8 +165,6 @@ def test_a_real_run_has_every_section(shown: cw.Run) -> None:
         "Result",
         "What was run",
         "Over the rounds",
-        "Rounds to target",
-        "Best rounds, sample by sample",
         "Clients",
         "Weights",
         "Order of priority",

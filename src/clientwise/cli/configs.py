@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ..experiment.config.schema import Experiment
     from ..experiment.matrix.grid import Matrix
 
-PLURALS = {"criterion": "criteria", "loss": "losses"}  # of kinds; others end in s
 FEW = 20  # different numbers in a column are classes, more are a number to predict
 
 
@@ -116,9 +115,6 @@ def check(
     with_data: Annotated[
         bool, Option("--data", help="Also show which samples every client would hold.")
     ] = False,
-    figure: Annotated[
-        Path | None, Option(help="Draw who would hold what into a PNG or SVG file.")
-    ] = None,
     seeds: SeedsOption = None,
     methods: MethodsOption = None,
     preset: PresetOption = None,
@@ -130,13 +126,11 @@ def check(
 ) -> None:
     """Check a config and its presets, and describe what it would run and cost.
 
-    Example: clientwise check my.toml --seeds 1-5 --data --figure clients.png
+    Example: clientwise check my.toml --seeds 1-5 --data
     """
     from ..errors import Problems
     from ..experiment.config_file import presets_of
 
-    if figure is not None and figure.suffix not in (".png", ".svg"):
-        fail(f"--figure {figure}: write a name that ends in .png or .svg")
     keys = {"seeds": seeds, "methods": methods, "data_dir": data_dir}
     problems = Problems()
     loaded = None
@@ -153,27 +147,26 @@ def check(
     from ..experiment.matrix.grid import Matrix
 
     if isinstance(loaded, Matrix):
-        if with_data or figure:
+        if with_data:
             fail(f"{file}: has a matrix of experiments; --data takes a config without one")
         _check_matrix(loaded)
         return
     assert loaded is not None, "what is wrong was refused"
     lines = describe(loaded, _deployed_data(loaded, server_data))
-    if with_data or figure:
+    if with_data:
         if loaded.data is None or loaded.partition is None:
             fail(f"{file}: names no data, or no partition: --data has nothing to show")
-        _show_data(loaded, figure)
+        _show_data(loaded)
     print_lines(lines)
     others = f" (and its presets: {', '.join(presets)})" if presets else ""
     out.print(f"[green]ok:[/] {escape(f'{file}{others}')}", soft_wrap=True)
 
 
-def _show_data(experiment: Experiment, figure: Path | None) -> None:
+def _show_data(experiment: Experiment) -> None:
     """Which samples every client would hold with the first seed: sizes, classes, columns, the server's set."""
     from ..data.summary import summarise
     from ..experiment.build.data import build_data, load_samples
-    from ..report.about import data_chart, data_items
-    from ..report.charts import draw
+    from ..report.about import data_items
     from ..report.terminal import print_items
 
     assert experiment.data is not None
@@ -184,10 +177,6 @@ def _show_data(experiment: Experiment, figure: Path | None) -> None:
     clients = f"{len(summary.train):,} clients"
     title = f"{experiment.data.name}, {experiment.partition.name}, {clients}, seed {seed}"
     print_items(out, data_items(summary, title, sorted(hostile)))
-    if figure is not None:
-        with writing_to(figure):
-            draw(data_chart(summary, title), figure)
-        print_lines([f"Picture  {figure}"])
 
 
 def _deployed_data(experiment: Experiment, server: Path | None) -> FederatedData | None:
@@ -259,7 +248,7 @@ def list_parts(
             import_plugins(config)
         print(json.dumps(config_schema(), indent=2, ensure_ascii=False))
         return
-    file = Path(__file__).parents[1] / "experiment" / "parts.json"  # see `experiment/reference.py`
+    file = Path(__file__).parents[1] / "experiment" / "parts.json"  # see `docs/make_config.py`
     listed = json.loads(file.read_text("utf-8"))
     from ..registry import closest, suggest
 
@@ -272,9 +261,6 @@ def list_parts(
     about = "Methods with a name; `clientwise list FedYogi` shows one as TOML"
     kinds = {"methods": {"about": about, "parts": methods}, **listed["kinds"]}
     named = [one["parts"][kind] for one in kinds.values() if kind in one["parts"]]
-    plural = PLURALS.get(kind or "", f"{kind}s")
-    if not named and plural in kinds:
-        kind = plural
     if kind is None or kind in kinds:
         for name in kinds if kind is None else [kind]:
             _print_kind(name, kinds[name])

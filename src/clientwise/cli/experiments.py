@@ -256,27 +256,16 @@ def _run_and_show(
     accept_changes: bool = False,
 ) -> Path:
     """Run an experiment with progress, then print its results; returns the run folder."""
-    from ..errors import ClientwiseError
     from ..fitting import run as run_experiment
     from ..record.run import RunFolder
-    from ..report.charts import draw
-    from ..report.results import Results
-    from ..report.sections import metric_chart
 
     with stop_politely(folder if resume else None):
         done = run_experiment(
             experiment, folder, resume=resume, accept_changes=accept_changes, progress=True
         )
-    folder = done.folder
-    finished = RunFolder(folder)
-    picture = str(folder / "curves.png")
-    try:
-        draw(metric_chart(Results([finished])), Path(picture))
-    except ClientwiseError as error:
-        picture = f"none: {error}"
-    print_results(finished)
-    print_lines([f"\nRun folder  {folder}", f"Picture     {picture}"])
-    return folder
+    print_results(RunFolder(done.folder))
+    print_lines([f"\nRun folder  {done.folder}"])
+    return done.folder
 
 
 def _config_in(folder: Path) -> Path:

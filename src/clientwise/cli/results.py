@@ -182,10 +182,6 @@ def export(
         Path | None,
         Option("--out", help="Folder of the models. Default: models in the run."),
     ] = None,
-    onnx: Annotated[
-        bool,
-        Option("--onnx", help="Also write ONNX; this imports the plugins of the run's config."),
-    ] = False,
 ) -> None:
     """Write the trained models as safetensors files: tensors by name, and what `predict` needs.
 
@@ -210,8 +206,7 @@ def export(
     target = out_folder or run.folder / "models"
     with writing_to(target), err.status("Writing the models"):
         for one in chosen:
-            paths = run.export(one.method, one.seed, target, onnx=onnx)
-            print_lines(str(path) for path in paths)
+            print_lines([str(run.export(one.method, one.seed, target))])
 
 
 def predict(

@@ -244,15 +244,6 @@ def is_claimed(part: Part) -> bool:
     return getattr(CRITERIA.declared(part.name), "measured_by", "server") == "client"
 
 
-def source_of(part: Part) -> str:
-    """Where a criterion's value comes from, in words.
-
-    >>> source_of(Part("dataset_size", {})), source_of(Part("model_divergence", {}))
-    ('claimed by the client', 'measured by the server')
-    """
-    return "claimed by the client" if is_claimed(part) else "measured by the server"
-
-
 def measure_clients(criteria: Sequence[Part], clients: ClientFacts) -> dict[str, Tensor]:
     """Measure all criteria that clients are asked for: by label, each [n] in float64. Runs on the clients."""
     measured = {}

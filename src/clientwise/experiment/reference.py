@@ -1,25 +1,20 @@
-"""What can be said in a config: as a JSON schema for editors, and as the text of `clientwise list`.
+"""What can be said in a config, as a JSON schema for editors. It is made from the classes that check a config.
 
-The schema is made from the classes that check a config. The texts are made from the schema.
-`docs/make_config.py` writes docs/config.md, and parts.json, which has all that `clientwise list` prints.
+From it, `docs/make_config.py` writes docs/config.md, and parts.json, which has all that `clientwise list` prints.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
-from ..core.criteria import CRITERIA, source_of
-from ..registry import IMPORTED, Part, Registry
-from .config.parts import options_schema
+from ..registry import IMPORTED, Registry
 from .config.schema import Experiment
 from .config.tables import to_plain
-from .config_file import METHODS, method_toml
+from .config_file import METHODS
 from .matrix.grid import MatrixSettings
 from .tune import TuneSettings
 
@@ -27,9 +22,6 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # Every kind of part: the schema imports all of their registries
 KINDS: dict[str, Registry[Any]] = {plural: IMPORTED[plural] for plural in sorted(IMPORTED)}
 Schema = Mapping[str, Any]
-
-
-# The schema -------------------------------------------------------------------------------------------------------
 
 
 def config_schema() -> dict[str, Any]:
@@ -85,117 +77,17 @@ class _Generator(GenerateJsonSchema):
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
     """The schema of one table."""
-    found: dict[str, Any] = _tidy(model.model_json_schema(schema_generator=_Generator))
+    found: dict[str, Any] = tidy(model.model_json_schema(schema_generator=_Generator))
     return found
 
 
-def _tidy(value: Any) -> Any:
+def tidy(value: Any) -> Any:
     """The schema without titles, which are the names of the keys again, and with descriptions in one line."""
     if isinstance(value, list):
-        return [_tidy(item) for item in value]
+        return [tidy(item) for item in value]
     if isinstance(value, str):
         return " ".join(value.split()) if "\n" in value else value
     if not isinstance(value, Mapping):
         return value
     has_title = isinstance(value.get("title"), str)
-    return {key: _tidy(one) for key, one in value.items() if not (has_title and key == "title")}
-
-
-# In words ---------------------------------------------------------------------------------------------------------
-
-
-def in_words(schema: Schema) -> str:
-    """The type of a value in the words of TOML.
-
-    >>> in_words({"anyOf": [{"type": "integer"}, {"const": "full"}, {"type": "null"}]})
-    'int or "full"'
-    """
-    if "$comment" in schema:  # of a part
-        return str(schema["$comment"])
-    if "anyOf" in schema:
-        kinds = [in_words(one) for one in schema["anyOf"] if one.get("type") != "null"]
-        return " or ".join(dict.fromkeys(kinds))
-    if "enum" in schema or "const" in schema:
-        return "/".join(map(as_toml, schema.get("enum", [schema.get("const")])))
-    if schema.get("type") == "array":
-        return f"list of {in_words(schema['items'])}" if schema.get("items") else "list"
-    inner = schema.get("additionalProperties")
-    if isinstance(inner, Mapping):
-        return f"table of {in_words(inner)} by name"
-    kind = str(schema.get("type", "table" if "$ref" in schema else "any value"))
-    return {"integer": "int", "number": "float", "object": "table"}.get(kind, kind)
-
-
-def as_toml(value: Any) -> str:
-    """A plain value as TOML has it."""
-    if isinstance(value, Mapping):
-        if list(value) == ["name"]:
-            return as_toml(value["name"])
-        if list(value) == ["name", "value"]:  # a plain number in the config means this
-            return as_toml(value["value"])
-        return f"{{ {', '.join(f'{key} = {as_toml(one)}' for key, one in value.items())} }}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(as_toml, value))}]"
-    if isinstance(value, str):
-        return f'"{value}"'
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _options(registry: Registry[Any], name: str) -> dict[str, str]:
-    """The options of a part: `epsilon=0.1`, and with its type where no default shows it."""
-    schema = _tidy(options_schema(registry, name))
-    found = {}
-    for option, one in schema["properties"].items():
-        if option in ("name", "as"):  # of every part, and of every criterion
-            continue
-        default = one.get("default")
-        kind = in_words(one)
-        if default is None:
-            optional = "" if option in schema.get("required", ()) else ", optional"
-            found[option] = f"{option}: {kind}{optional}"
-        else:
-            others = kind.split("/") if isinstance(default, str) and "/" in kind else []
-            choices = dict.fromkeys([as_toml(default), *others])
-            found[option] = f"{option}={'/'.join(choices)}"
-    return found
-
-
-def _call(registry: Registry[Any], name: str) -> str:
-    options = "; ".join(_options(registry, name).values())
-    return f"{name}({options})" if options else name
-
-
-def parts_list() -> dict[str, Any]:
-    """All that `clientwise list` prints. It is read from a file, without PyTorch."""
-    kinds = {}
-    for plural, registry in KINDS.items():
-        parts = {name: _listed_part(registry, name) for name in registry}
-        kinds[plural] = {"about": registry.description, "parts": parts}
-    methods = {name: {"about": about, "toml": method_toml(name)} for name, about in METHODS.items()}
-    return {"methods": methods, "kinds": kinds}
-
-
-def _listed_part(registry: Registry[Any], name: str) -> dict[str, Any]:
-    measured = f" · {source_of(Part(name, {}))}" if registry is CRITERIA else ""
-    return {
-        "heading": f"{_call(registry, name)}{measured}",
-        "about": registry.describe(name),
-        "explained": _explained(registry, name),
-    }
-
-
-def _explained(registry: Registry[Any], name: str) -> list[str]:
-    """A part in lines of text: what it does, and its options with what they mean."""
-    text = inspect.getdoc(registry.get(name)) or ""
-    about, *sections = re.split(r"\n\n(?=[A-Z][a-z]+:\n)", text)
-    arguments = "\n".join(section for section in sections if section.startswith("Args:\n"))
-    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", arguments, re.MULTILINE)
-    meanings = {option: " ".join(words.split()) for option, words in entries}
-    lines = [f"{registry.kind} {name}", *about.splitlines(), ""]
-    options = _options(registry, name)
-    lines.append("Options:" if options else "It has no options.")
-    for option, shown in options.items():
-        lines.append(f"  {shown}")
-        if option in meanings:
-            lines.append(f"      {meanings[option]}")
-    return lines
+    return {key: tidy(one) for key, one in value.items() if not (has_title and key == "title")}

@@ -1,7 +1,7 @@
-"""Trackers: follow a run in TensorBoard, MLflow, Weights & Biases or your own tool.
+"""Trackers: follow a run in TensorBoard, MLflow or Weights & Biases.
 
-A tracker is a context for one lane: its value is called after every round. None is used unless the config or
-`--set trackers=...` names it. See docs/reports.md.
+A tracker is opened for one method with one seed (a lane): a function that makes two, one called after every round and
+one at the end. None is used unless the config or `--set trackers=...` names it. See docs/reports.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -43,34 +43,30 @@ class Progress:
     folder: Path = Path()  # of the run
     values: Mapping[str, float] = field(default_factory=dict)  # that can be plotted
 
-
-@dataclass(frozen=True)
-class LaneInfo:
-    """One method with one seed: what a tracker is told about it."""
-
-    config: Mapping[str, Any]  # the resolved config of the whole experiment
-    folder: Path  # of the run
-    method: str
-    seed: int
-    rounds_done: int  # 0, or the last round before a resume; later rounds are run and logged again
-
     @property
-    def title(self) -> str:
-        """The lane's name for people."""
+    def lane(self) -> str:
+        """The method and seed, for people."""
         return f"{self.method}, seed {self.seed}"
 
     @property
-    def file_name(self) -> str:
-        """The lane's name as a file name; different lanes have different names.
-
-        >>> LaneInfo({}, Path(), "size/diversity first", 1, 0).file_name
-        'size%2Fdiversity first-seed1'
-        """
-        return f"{quote(self.method, safe=' ')}-seed{self.seed}"
+    def lane_file(self) -> str:
+        """The method and seed as a file name."""
+        return lane_file(self.method, self.seed)
 
 
-Log = Callable[[RoundRecord, Mapping[str, float]], None]  # a round, and the numbers to plot
-Tracker = Callable[..., AbstractContextManager[Log]]  # its first argument is a `LaneInfo`
+def lane_file(method: str, seed: int) -> str:
+    """A method and seed as a file name; different lanes have different names.
+
+    >>> lane_file("size/diversity first", 1)
+    'size%2Fdiversity first-seed1'
+    """
+    return f"{quote(method, safe=' ')}-seed{seed}"
+
+
+Log = Callable[[Progress], object]  # called after every round
+End = Callable[[bool], object]  # called with whether the lane has ended, or was interrupted
+Config = Mapping[str, Any]  # the resolved config of the whole experiment
+Tracker = Callable[..., tuple[Log, End]]  # of the config, and the first round that it is told
 TRACKERS: Registry[Tracker] = Registry(
     "tracker", "trackers", "Tools that a run is also logged to; none by default"
 )
@@ -90,99 +86,95 @@ def package_of(name: str) -> Any:
 
 
 @TRACKERS.register("tensorboard")
-@contextmanager
-def tensorboard(lane: LaneInfo, *, log_dir: str | None = None) -> Iterator[Log]:
-    """Event files for TensorBoard in RUN/tensorboard, or in `log_dir`/RUN."""
-    folder = lane.folder / "tensorboard"
-    if log_dir:
-        folder = Path(log_dir) / lane.folder.resolve().name
-    folder /= lane.file_name
+def tensorboard(config: Config, first: Progress) -> tuple[Log, End]:
+    """Event files for TensorBoard in RUN/tensorboard."""
+    folder = first.folder / "tensorboard" / first.lane_file
     # Rounds that were logged after the checkpoint are dropped.
-    writer = package_of("tensorboard").SummaryWriter(str(folder), purge_step=lane.rounds_done + 1)
+    start = first.record.round_num
+    writer = package_of("tensorboard").SummaryWriter(str(folder), purge_step=start)
 
-    def log(record: RoundRecord, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            writer.add_scalar(name, value, record.round_num)
+    def log(step: Progress) -> None:
+        for name, value in step.values.items():
+            writer.add_scalar(name, value, step.record.round_num)
         writer.flush()  # before the checkpoint: a killed run leaves no gap
 
-    try:
-        yield log
-    finally:
-        writer.close()
+    return log, lambda finished: writer.close()
 
 
 @TRACKERS.register("mlflow")
-@contextmanager
-def mlflow(lane: LaneInfo, *, tracking_uri: str | None = None) -> Iterator[Log]:
+def mlflow(config: Config, first: Progress, *, tracking_uri: str | None = None) -> tuple[Log, End]:
     """One MLflow run per method and seed, in the file store RUN/mlruns or at `tracking_uri`."""
     package = package_of("mlflow")
-    client = package.MlflowClient(tracking_uri or (lane.folder / "mlruns").resolve().as_uri())
-    key = f"{lane.file_name} in {tracking_uri or 'mlruns'}"
-    run_id = _known_id(lane.folder / "mlflow.json", key, lambda: _new_mlflow_run(client, lane))
+    client = package.MlflowClient(tracking_uri or (first.folder / "mlruns").resolve().as_uri())
+    key = f"{first.lane_file} in {tracking_uri or 'mlruns'}"
+    run_id = _known_id(
+        first.folder / "mlflow.json", key, lambda: _new_mlflow_run(client, config, first)
+    )
     client.update_run(run_id, status="RUNNING")
     # MLflow cannot delete a point. Rounds that are run again give the same numbers, and are not logged again.
     logged = max((point.step for point in client.get_metric_history(run_id, "seconds")), default=0)
 
-    def log(record: RoundRecord, values: Mapping[str, float]) -> None:
+    def log(step: Progress) -> None:
         now = int(time.time() * 1000)
-        step = record.round_num
-        if step > logged:
-            points = [package.entities.Metric(name, one, now, step) for name, one in values.items()]
+        number = step.record.round_num
+        if number > logged:
+            points = [
+                package.entities.Metric(name, value, now, number)
+                for name, value in step.values.items()
+            ]
             client.log_batch(run_id, metrics=points)
 
-    try:
-        yield log
-    except BaseException:
-        client.set_terminated(run_id, "KILLED")
-        raise
-    client.set_terminated(run_id, "FINISHED")
+    def end(finished: bool) -> None:
+        client.set_terminated(run_id, "FINISHED" if finished else "KILLED")
+
+    return log, end
 
 
-def _new_mlflow_run(client: Any, lane: LaneInfo) -> str:
+def _new_mlflow_run(client: Any, config: Config, first: Progress) -> str:
     """A run in the MLflow experiment of this name, with the settings of the lane."""
-    name = lane.config["name"]
+    name = config["name"]
     experiment = client.get_experiment_by_name(name)
     number = experiment.experiment_id if experiment else client.create_experiment(name)
-    tags = {"method": lane.method, "seed": str(lane.seed)}
-    run_id: str = client.create_run(number, tags=tags, run_name=lane.title).info.run_id
-    for key, value in _params(lane).items():
+    tags = {"method": first.method, "seed": str(first.seed)}
+    run_id: str = client.create_run(number, tags=tags, run_name=first.lane).info.run_id
+    for key, value in _params(config, first).items():
         client.log_param(run_id, key, value)
     return run_id
 
 
 @TRACKERS.register("wandb")
-@contextmanager
-def wandb(lane: LaneInfo, *, mode: Literal["offline", "online"] = "offline") -> Iterator[Log]:
+def wandb(
+    config: Config, first: Progress, *, mode: Literal["offline", "online"] = "offline"
+) -> tuple[Log, End]:
     """One run of Weights & Biases per method and seed, offline in RUN/wandb or online.
 
     Args:
-        lane: what is followed.
+        config: the resolved config.
+        first: the first round that is logged.
         mode: "offline" writes to RUN/wandb alone, and `wandb sync` uploads it; "online" uploads at
             once.
     """
     package = package_of("wandb")
     run = package.init(
-        project=str(lane.config["name"]),
+        project=str(config["name"]),
         mode=mode,
-        dir=str(lane.folder.resolve()),
-        id=_known_id(lane.folder / "wandb.json", lane.file_name, lambda: uuid4().hex),
+        dir=str(first.folder.resolve()),
+        id=_known_id(first.folder / "wandb.json", first.lane_file, lambda: uuid4().hex),
         resume="allow",
         reinit="create_new",
-        name=lane.title,
-        group=lane.folder.resolve().name,
-        config=_params(lane),
+        name=first.lane,
+        group=first.folder.resolve().name,
+        config=_params(config, first),
         # Nothing but the numbers and the config: no code, no console, no state of the machine.
         settings=package.Settings(
             silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True
         ),
     )
-    try:
-        # W&B ignores a step that it has already.
-        yield lambda record, values: run.log(dict(values), step=record.round_num)
-    except BaseException:
-        run.finish(exit_code=1)
-        raise
-    run.finish(exit_code=0)
+
+    def log(step: Progress) -> None:
+        run.log(dict(step.values), step=step.record.round_num)  # a step that it has is ignored
+
+    return log, lambda finished: run.finish(exit_code=int(not finished))
 
 
 def _known_id(file: Path, key: str, create: Callable[[], str]) -> str:
@@ -194,15 +186,12 @@ def _known_id(file: Path, key: str, create: Callable[[], str]) -> str:
     return str(known[key])
 
 
-def _params(lane: LaneInfo) -> dict[str, str]:
+def _params(config: Config, first: Progress) -> dict[str, str]:
     """The settings of a lane: `training.epochs`; its own method as `method.score.name`."""
-    table = {key: one for key, one in lane.config.items() if key not in NO_PARAMS}
-    (method,) = (method for method in lane.config["methods"] if method["name"] == lane.method)
-    plain = dotted_keys({**table, "method": method, "seed": lane.seed}, in_lists=True)
+    table = {key: one for key, one in config.items() if key not in NO_PARAMS}
+    (method,) = (method for method in config["methods"] if method["name"] == first.method)
+    plain = dotted_keys({**table, "method": method, "seed": first.seed}, in_lists=True)
     return {key: str(value) for key, value in plain.items()}
-
-
-# The hook of a run --------------------------------------------------------------------------------------
 
 
 class Trackers:
@@ -211,7 +200,7 @@ class Trackers:
     A tracker that raises is switched off with a warning; the run continues.
     """
 
-    def __init__(self, trackers: Sequence[Part], config: Mapping[str, Any], source: str) -> None:
+    def __init__(self, trackers: Sequence[Part], config: Config, source: str) -> None:
         """Take the trackers of a config; ConfigError for a missing package, before the run begins.
 
         Args:
@@ -221,7 +210,7 @@ class Trackers:
         """
         self._active = list(dict.fromkeys(trackers))
         self._config = config
-        self._opened: dict[tuple[Part, str, int], tuple[AbstractContextManager[Log], Log]] = {}
+        self._opened: dict[tuple[Part, str, int], tuple[Log, End]] = {}
         for index, part in enumerate(self._active):
             try:
                 if part.name in MODULES:
@@ -235,22 +224,20 @@ class Trackers:
             key = (part, step.method, step.seed)
             with self._switched_off_by_errors(part):
                 if key not in self._opened:
-                    done = step.record.round_num - 1
-                    lane = LaneInfo(self._config, step.folder, step.method, step.seed, done)
-                    context = TRACKERS.get(part.name)(lane, **part.options)
-                    self._opened[key] = context, context.__enter__()
-                context, tell = self._opened[key]
-                tell(step.record, step.values)
+                    tracker = TRACKERS.get(part.name)
+                    self._opened[key] = tracker(self._config, step, **part.options)
+                log, end = self._opened[key]
+                log(step)
                 if step.is_last:
                     del self._opened[key]
-                    context.__exit__(None, None, None)
+                    end(True)
 
     def close(self) -> None:
         """End the trackers of lanes that were interrupted."""
-        for (part, *_), (context, _) in self._opened.items():
+        for (part, *_), (_, end) in self._opened.items():
             if part in self._active:
                 with self._switched_off_by_errors(part):
-                    context.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+                    end(False)
 
     @contextmanager
     def _switched_off_by_errors(self, part: Part) -> Iterator[None]:

@@ -28,7 +28,6 @@ from .files import holds, is_locked
 DATABASE = "run.sqlite"
 VERSION = 14  # of the format; a database says its own in `PRAGMA user_version`
 CLIENTS = "clients"  # a frame of a seed, which stands in the place of the lane; its round is 0
-RIGHT = "right"  # a frame: the samples that the best model so far classifies correctly
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS facts (  -- about the whole run; values are JSON
         key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID""",

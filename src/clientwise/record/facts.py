@@ -88,7 +88,6 @@ class RunFacts(BaseModel, strict=True, frozen=True):
     is_share: bool = True  # whether the metric is shown in percent
     shows: list[str] = []  # values of this kind of problem: macro F1 is for classification alone
     target: float | None
-    client_targets: list[float] = []
     rounds: PositiveInt  # planned, per lane
     lanes: PositiveInt  # planned
     model_bytes: int = 0
@@ -123,7 +122,6 @@ def facts_of_run(name: str, problem: Problem, *, num_values: int, **others: Any)
         num_values: size of a model.
         others: the other facts.
     """
-    target = others.get("target")
     return {
         "name": name,
         "metric": problem.metric,
@@ -132,9 +130,8 @@ def facts_of_run(name: str, problem: Problem, *, num_values: int, **others: Any)
         "shows": list(problem.shows),
         "num_classes": problem.num_classes,
         "model_bytes": FLOAT_BYTES * num_values,
-        "target": target,
+        "target": None,
         **others,
-        "client_targets": others.get("client_targets") or ([target] if target else []),
     }
 
 

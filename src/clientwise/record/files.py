@@ -34,12 +34,7 @@ def newest_run(parent: Path = Path("runs")) -> Path:
     written = [*parent.glob(f"*/{CONFIG}"), *parent.glob("*/matrix.toml")]
     if not written:
         raise RunError(f"{parent}/: no run here yet; `clientwise demo` makes one")
-    return max(written, key=modified).parent
-
-
-def modified(path: Path) -> float:
-    """When a file was last written."""
-    return path.stat().st_mtime
+    return max(written, key=lambda path: path.stat().st_mtime).parent
 
 
 def plain_name(text: str) -> str:

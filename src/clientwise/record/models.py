@@ -49,15 +49,11 @@ _HEADER = TypeAdapter(ModelHeader)
 
 def write_model(path: Path, tensors: Mapping[str, Tensor], header: ModelHeader) -> None:
     """Write a model; its metadata are texts, as safetensors asks for."""
-    write_atomically(path, save(dict(tensors), metadata_of(header)))
-
-
-def metadata_of(header: ModelHeader) -> dict[str, str]:
-    """A header as texts by name."""
-    return {
+    metadata = {
         key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         for key, value in asdict(header).items()
     }
+    write_atomically(path, save(dict(tensors), metadata))
 
 
 def read_model(path: Path) -> tuple[ModelHeader, dict[str, Tensor]]:

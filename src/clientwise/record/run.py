@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..errors import NotBegunError, RunError, shortened
 from ..registry import suggest
-from .database import CLIENTS, DATABASE, RIGHT, readable, reading, unpack
+from .database import CLIENTS, DATABASE, readable, reading, unpack
 from .facts import MODEL_OF_SEED, MethodFacts, ModelFacts, RunFacts
 from .files import CONFIG, checkpoint_path, is_locked, read_table
 from .tables import CRITERIA, FRAMES, NORMALISED, RAW
@@ -99,16 +99,6 @@ class RunFolder:
             with self._explained():
                 self._frames[name] = self._read_frame(name)
         return self._frames[name].copy()
-
-    def right(self, method: str, seed: int) -> tuple[int, Any] | None:
-        """The best round by the reported metric, and which samples [N] its model classified correctly."""
-        with self._explained():
-            found = self._unpacked(RIGHT)
-            if found.empty:
-                return None
-            own = found[found["lane"] == self.lane(method, seed)]
-            best = own[own["round"] == own["round"].max()]
-            return (int(best["round"].iloc[0]), best[RIGHT].to_numpy()) if len(best) else None
 
     # Models ---------------------------------------------------------------------------------------
 

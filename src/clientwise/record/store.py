@@ -25,7 +25,6 @@ from .database import (
     CLIENTS,
     DAMAGE,
     DATABASE,
-    RIGHT,
     SCHEMA,
     VERSION,
     pack,
@@ -187,14 +186,10 @@ class Store:
         names = self._names.get(self._seeds[lane], {})
         done = Round(record, problem, hostile, names, seconds, self._machine, held_out_loss)
         values = values_of(done)
-        frames = frames_of(done)
-        right = None if done.shown is None else done.shown.right
-        if right is not None and self._is_best(lane, values["metric"], problem):
-            frames[RIGHT] = {RIGHT: right[0]}
         with self._transaction() as database:
             row = (lane, record.round_num, _as_json(values))
             database.execute("INSERT INTO rounds VALUES (?, ?, ?)", row)
-            for name, columns in frames.items():
+            for name, columns in frames_of(done).items():
                 self._write_frame(lane, record.round_num, name, columns)
         return values
 
@@ -274,15 +269,6 @@ class Store:
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             path = checkpoint_path(self.folder, lane)
             save_checkpoint(path, state, engine_state, self._owner(lane))
-        # A lane never goes back behind a checkpoint: of the rounds before it, the best is enough.
-        with self._transaction() as database:
-            best = (
-                f"SELECT MAX(round) FROM frames WHERE name = '{RIGHT}' AND lane = ? AND round <= ?"
-            )
-            database.execute(
-                f"DELETE FROM frames WHERE name = '{RIGHT}' AND lane = ? AND round < ({best})",
-                (lane, lane, state.round_num),
-            )
 
     def load_checkpoint(
         self, lane: int, first: ServerState
@@ -305,17 +291,6 @@ class Store:
         """This lane of this run, and of no other."""
         self.keep_fact("id", secrets.token_hex(8))
         return f"{self.fact('id')} {lane}"
-
-    def _is_best(self, lane: int, metric: float, problem: Problem) -> bool:
-        """Whether no round with samples that were classified correctly was as good."""
-        row = self._row(
-            f"""SELECT json_extract(value, '$.metric') FROM frames JOIN rounds USING (lane, round)
-                WHERE name = '{RIGHT}' AND lane = ? ORDER BY round DESC LIMIT 1""",
-            lane,
-        )
-        if row is None or row[0] is None:
-            return True
-        return bool(metric > row[0] if problem.higher_is_better else metric < row[0])
 
     # The database ---------------------------------------------------------------------------------
 

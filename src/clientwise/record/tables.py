@@ -6,7 +6,6 @@ column in its frame. None means that a round has no such value or column.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,10 +19,6 @@ if TYPE_CHECKING:  # reading a run needs no PyTorch
 
     from ..core.objective.problem import Problem
     from ..core.types import Evaluation, RoundRecord
-
-# Shares of the clients in percent: what each share reaches is recorded (P1's tables; 75: P2's Table 1).
-SHARES = (10, 20, 30, 40, 50, 60, 70, 80, 90, 75)
-
 
 Get = Callable[["Round"], Any]
 
@@ -76,15 +71,6 @@ def _same(*names: str) -> dict[str, Get]:
     return {name: attrgetter(f"record.{name}") for name in names}
 
 
-def _columns(of: str, *names: str) -> dict[str, Get]:
-    """The columns of a list of columns of `Round`."""
-
-    def at(place: int) -> Get:
-        return lambda r: getattr(r, of)[place]
-
-    return {name: at(place) for place, name in enumerate(names)}
-
-
 def _rows(of: str, **attributes: str) -> dict[str, Get]:
     """A column for each attribute of the rows that `RoundRecord` has."""
 
@@ -96,9 +82,8 @@ def _rows(of: str, **attributes: str) -> dict[str, Get]:
 
 VALUES_OF_CLIENTS: dict[str, Get] = {  # in rounds that evaluate the clients
     "local_mean": lambda r: r.honest and float(r.honest.overall()[0]),
-    "local_p10": lambda r: r.honest and _quantile(r.honest.values[0], 0.1),
-    "local_p90": lambda r: r.honest and _quantile(r.honest.values[0], 0.9),
-    "reached": lambda r: r.honest and _reached(r.honest.values[0], r.problem),
+    "local_p10": lambda r: r.honest and float(r.honest.values[0].quantile(0.1)),
+    "local_p90": lambda r: r.honest and float(r.honest.values[0].quantile(0.9)),
 }
 VALUES: dict[str, Get] = {
     "metric": lambda r: r.shown and float(r.shown.overall()[0]),
@@ -140,7 +125,11 @@ FRAMES: dict[str, dict[str, Get]] = {
         "copies": attrgetter("record.evidence.look_back.copies"),
         **_same("training_loss", "seconds"),
     },
-    "local": _columns("own_results", "client", "metric", "loss"),
+    "local": {
+        "client": lambda r: r.own_results[0],
+        "metric": lambda r: r.own_results[1],
+        "loss": lambda r: r.own_results[2],
+    },
     "steps": _rows("steps", step="name", loss="loss", used="used"),
     "refusals": _rows("refusals", client="client_id", reason="reason", kind="kind"),
 }
@@ -180,15 +169,12 @@ def _of_honest(local: Evaluation, hostile: Collection[int]) -> Evaluation | None
     counted[list(hostile)] = False
     if not bool(counted.any()):
         return None
-    right = None
-    if local.right is not None:
-        right = local.right[:, counted.repeat_interleave(local.num_samples)]
     return replace(
         local,
         num_samples=local.num_samples[counted],
         values=local.values[:, counted],
         losses=local.losses[:, counted],
-        right=right,
+        right=None,
     )
 
 
@@ -205,16 +191,6 @@ def _f1(counts: Tensor | None, name: str) -> Any:
     from ..core.objective import metrics
 
     return None if counts is None else getattr(metrics, name)(counts).tolist()
-
-
-def _quantile(values: Tensor, share: float) -> float:
-    return float(values.quantile(share))
-
-
-def _reached(values: Tensor, problem: Problem) -> list[float]:
-    """What each of `SHARES` of the clients reaches."""
-    best_first = values.sort(descending=problem.higher_is_better).values
-    return [float(best_first[math.ceil(share * len(values) / 100) - 1]) for share in SHARES]
 
 
 def _changed_loss(record: RoundRecord, problem: Problem) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from ..record.facts import steps_in_words
 from ..record.files import VERSIONS, dotted_keys, read_whole
 from ..record.run import RunFolder
 from ..registry import listed
-from .items import Chart, Item, Table, counted, percent
+from .items import Item, Table, counted, percent
 from .results import Results, encoding, stated
 
 if TYPE_CHECKING:
@@ -268,15 +268,3 @@ def _names(summary: DataSummary) -> list[str]:
     if not summary.names:
         return numbers
     return [f"{number} {name}" for number, name in zip(numbers, summary.names, strict=True)]
-
-
-def data_chart(summary: DataSummary, title: str) -> Chart:
-    """Every client's mixture of classes; its size, where there are no classes."""
-    clients = [str(client) for client in range(len(summary.train))]
-    if not summary.classes.shape[1]:
-        frame = Frame({"samples": summary.train.tolist(), "client": clients})
-        return Chart("sizes", title, frame, "bars", x="samples", y="client")
-    mixture = summary.classes / summary.classes.sum(1, keepdim=True).clamp(min=1)
-    wide = Frame(mixture.tolist(), index=clients, columns=summary.class_names)
-    frame = wide.rename_axis("client").reset_index().melt("client", None, "class", "share")
-    return Chart("mixture", title, frame, "cells", "class", "client", "share", format=".0%")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -88,12 +88,12 @@ def _number(run: RunFolder, seed: int, client: str | int) -> int:
     raise RunError(f"{run.id}: no client {client!r}{suggest(str(client), names)}")
 
 
-def last_audits(run: RunFolder) -> Iterator[tuple[str, list[Item]]]:
-    """For the page: the last round of every method, and those in which updates were first refused for a reason.
+def last_audits(run: RunFolder, methods: Iterable[str]) -> Iterator[tuple[str, list[Item]]]:
+    """For the page: the last round of these methods, and those in which updates were first refused for a reason.
 
     Each has a title. `clientwise show RUN --round N` and `Run.why` have all rounds.
     """
-    for method in run.methods:
+    for method in methods:
         seed = run.seeds(method)[0]
         own = lane_rows(run, "weights", method, seed)
         refused = own.dropna(subset=["refusal"]).groupby("refusal")["round"].min()

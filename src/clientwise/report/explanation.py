@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.reasons import Kept
@@ -443,8 +443,9 @@ def explain(at: Round, clients: Collection[int] | None = None) -> list[Explanati
     return found
 
 
+@lru_cache(maxsize=8)
 def lane_rows(run: RunFolder, frame: str, method: str, seed: int) -> pandas.DataFrame:
-    """The rows of a method and a seed; an error that says which there are where the run has no such lane."""
+    """The rows of a method and a seed, not to be changed; an error that says which there are where it is none."""
     run.lane(method, seed)
     rows = run.frame(frame)
     return rows[(rows["method"] == method) & (rows["seed"] == seed)]

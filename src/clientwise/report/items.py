@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 Kind = Literal["lines", "bars", "cells"]
 Text = str  # a paragraph
 Format = Callable[..., str]
+TIME = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
 def plain(value: Any) -> str:
@@ -131,31 +134,24 @@ def digits_of(value: float, digits: int) -> str:
     return f"{value:.0f}" if 1000 <= abs(value) < 1_000_000 else f"{value:.{digits}g}"
 
 
-def in_bytes(size: float) -> str:
-    """A number of bytes.
+def unit_for(value: float, units: Mapping[str, float]) -> str:
+    """The largest unit that fits into a value twice; else the smallest."""
+    fitting = [name for name, size in units.items() if 2 * size <= value]
+    return fitting[-1] if fitting else next(iter(units))
 
-    >>> in_bytes(12_345_678)
-    '12.3 MB'
+
+def in_units(value: float, units: Mapping[str, float]) -> str:
+    """A duration or a number of bytes.
+
+    >>> in_units(42.0, TIME), in_units(150.0, TIME), in_units(7_000_000.0, TIME), in_units(12_345_678, BYTES)
+    ('42 s', '2.5 min', '81 d', '12.3 MB')
     """
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+    unit = unit_for(value, units)
+    return f"{digits_of(value / units[unit], 3)} {unit}"
 
 
-def in_time(seconds: float) -> str:
-    """A duration.
-
-    >>> in_time(42.0), in_time(150.0), in_time(7_000_000.0)
-    ('42 s', '2.5 min', '81 d')
-    """
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 10 * size:
-            return f"{seconds / size:.0f} {unit}"
-        if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
+in_time = partial(in_units, units=TIME)
+in_bytes = partial(in_units, units=BYTES)
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -194,9 +190,10 @@ class Table:
         columns = [read(self.formats.get(name, plain), self.frame[name]) for name in self.columns]
         return [list(row) for row in zip(*columns, strict=True)]
 
-    def is_numeric(self, column: str) -> bool:
-        """Whether a column has numbers, which stand to the right."""
-        return self.frame[column].dtype.kind in "iuf"
+    @cached_property
+    def numeric(self) -> list[str]:
+        """The columns that have numbers, which stand to the right."""
+        return [name for name in self.frame if self.frame[name].dtype.kind in "iuf"]
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,6 @@ SECTIONS: dict[str, Section] = {  # by title, in the order of the page
     "What was run": about.what_was_run,
     "Over the rounds": sections.curves,
     "Privacy": sections.privacy,
-    "Rounds to target": sections.targets,
-    "Best rounds, sample by sample": sections.best_rounds,
     "Clients": sections.clients,
     "Weights": sections.weights,
     "Order of priority": sections.priority,
@@ -60,7 +58,7 @@ def write_report(runs: Sequence[RunFolder], out: Path, figures: Sequence[Format]
     results = Results(runs)
     found: dict[str, list[Any]] = dict(report_sections(results))
     if len(runs) == 1:
-        found["Weight audit"] = list(last_audits(runs[0]))
+        found["Weight audit"] = list(last_audits(runs[0], (one.name for one in results.shown)))
     return write_sections(describe(results), found, out, figures)
 
 
@@ -215,7 +213,7 @@ def _inert(value: object) -> object:
 
 def as_latex(table: Table) -> str:
     """A table for a paper, whose author chooses the columns, and writes a caption."""
-    sides = "".join("r" if table.is_numeric(name) else "l" for name in table.columns)
+    sides = "".join("r" if name in table.numeric else "l" for name in table.columns)
     frame = DataFrame(table.texts(), columns=table.columns)
     rows: str = frame.to_latex(index=False, escape=True, column_format=sides)
     about = "".join(

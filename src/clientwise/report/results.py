@@ -25,6 +25,7 @@ from .statistics import Difference, holm, paired_difference
 
 DIVERGED = 100  # times the lowest loss
 RUINED_LOSS = 1e9  # of a model that has learned anything
+MOST_SHOWN = 12  # methods with charts and audits of their own
 NOT_AVAILABLE = "†"
 NOT_AVAILABLE_MEANS = (
     f"{NOT_AVAILABLE} Not available in practice: uses which clients are honest, or pools the "
@@ -125,11 +126,9 @@ class Method:
         found = self.frame(name)
         return found[found["seed"] == self.seeds[0]]
 
-    def curve(self, column: str, place: int | None = None) -> Frame:
-        """A column of its rounds, or a place in its lists [rounds, seeds]; a model that stays keeps its value."""
+    def curve(self, column: str) -> Frame:
+        """A column of its rounds [rounds, seeds]; a model that stays keeps its value."""
         known = self.rounds.dropna(subset=[column])
-        if place is not None:
-            known = known.assign(**{column: known[column].str[place]})
         found = known.pivot(index="round", columns="seed", values=column)
         if len(self.stopped) and len(found):
             found = found.reindex(range(found.index.min(), self.last_ended + 1))
@@ -148,7 +147,7 @@ class Method:
         known = self.rounds.dropna(subset=[column])
         return known.groupby("seed")[column].last().reindex(self.farthest).dropna()
 
-    @property
+    @cached_property
     def mean_metric(self) -> float | None:
         """The metric in the last round, mean over the seeds."""
         found = self.last("metric")
@@ -287,6 +286,12 @@ class Results:
         """Those that can be ranked and used in practice, the best first; all, if none can be used."""
         known = [one for one in self.ranked if one in self.comparable]
         return [one for one in known if one.about.is_available] or known
+
+    @cached_property
+    def shown(self) -> list[Method]:
+        """Those that have charts and audits of their own, in their order: of many methods, the best."""
+        best = self.ranked[:MOST_SHOWN]
+        return [one for one in self.methods if one in best]
 
     @property
     def best(self) -> Method:

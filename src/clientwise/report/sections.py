@@ -15,8 +15,9 @@ import pandas
 from pandas import DataFrame as Frame
 from pandas import Series
 
-from ..record.tables import SHARES
 from .items import (
+    BYTES,
+    TIME,
     Chart,
     Column,
     Item,
@@ -27,25 +28,24 @@ from .items import (
     in_time,
     percent,
     table,
+    unit_for,
 )
 from .results import (
+    MOST_SHOWN,
     Method,
     Results,
     at_rounds,
     class_names,
     client_names,
     marks_in_words,
-    shared_seeds,
     stated,
 )
-from .statistics import NONE, Difference, holm_p_values, mcnemar, p_number, paired_difference
+from .statistics import NONE, Difference
 
-NOTABLE = 0.002  # of the metric: what one sample is worth is said from here on
 MOST_POINTS = 200  # of a line
 MOST_CELLS = 100  # of a heat map, in either direction
 MOST_LISTED = 100  # clients or refusals in a table
 WIDE = 1000  # times the lowest loss: beyond, its axis is logarithmic
-PERCENTAGES = [f"{share}%" for share in SHARES[:9]]
 CENSORED = (
     "Rounds to a target: the number of seeds that reached it, and the median round. Seeds that did "
     "not reach it count as slowest; – where the median seed did not."
@@ -217,13 +217,12 @@ def curves(results: Results) -> Iterator[Item]:
     metric, on = metric_chart(results), results.facts.reported_on
     for name, _, so_far, units in scales(results)[1:]:
         ends = spread(results.methods, [so_far(one) for one in results.methods])
-        most = ends["value"].max()
-        small = [one for one, size in units.items() if 2 * size <= most]
-        unit = small[-1] if small else next(iter(units))
-        ends[unit] = ends["value"] / units[unit]
-        frame = metric.frame.merge(ends[["method", "round", unit]], on=["method", "round"])
+        unit = unit_for(ends["value"].max(), units)
+        x = f"{name} ({unit})"
+        ends[x] = ends["value"] / units[unit]
+        frame = metric.frame.merge(ends[["method", "round", x]], on=["method", "round"])
         title = f"{metric.title}, over {name}"
-        yield replace(metric, id=f"metric-{name}", title=title, frame=frame, x=unit)
+        yield replace(metric, id=f"metric-{name}", title=title, frame=frame, x=x)
     yield from lines(results, "macro_f1", f"macro F1 on {on}", "~g")
     yield from lines(results, "loss", f"loss on {on}", "~g")
     yield from lines(results, "epsilon", "ε spent", "~g")
@@ -319,11 +318,9 @@ def privacy(results: Results) -> Iterator[Table]:
         yield Table("privacy", "Privacy spent", Frame(rows), note, formats=formats)
 
 
-# Targets and best rounds --------------------------------------------------------------------------
+# Targets -----------------------------------------------------------------------------------------
 
 Scale = tuple[str, Callable[[float], str], Callable[[Method], Frame], dict[str, float]]
-TIME_UNITS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
-BYTE_UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
 def scales(results: Results) -> list[Scale]:
@@ -335,8 +332,8 @@ def scales(results: Results) -> list[Scale]:
 
     found: list[Scale] = [("rounds", "{:g}".format, rounds_so_far, {})]
     if results.has_clock:
-        found.append(("time", in_time, lambda one: one.curve("ended"), TIME_UNITS))
-        found.append(("bytes", in_bytes, bytes_sent, BYTE_UNITS))
+        found.append(("time", in_time, lambda one: one.curve("ended"), TIME))
+        found.append(("bytes", in_bytes, bytes_sent, BYTES))
     return found
 
 
@@ -386,109 +383,6 @@ def reached_text(median: float, reached: int, missed: int, text: Callable[[float
     if reached + missed > 1:
         return f"{reached}/{reached + missed}: {shown}"
     return shown if reached else "not reached"
-
-
-def targets(results: Results) -> Iterator[Item]:
-    """P1's tables: the first round in which 10 ... 90% of the clients reach a target on their own test data."""
-    facts, baseline = results.facts, results.baseline
-    known = [one for one in results.methods if one.rounds["reached"].notna().any()]
-    for target in facts.client_targets if known else ():
-        reached = {one.label: until_clients_reach(one, target) for one in known}
-        columns = [Column("method", [one.label for one in known])]
-        for share in PERCENTAGES:
-            by_seed = [reached[one.label][share] for one in known]
-            columns.append(reached_column(share, by_seed, "{:g}".format))
-        if baseline in known:
-            gains = [
-                None
-                if one is baseline
-                else gain_against(one, baseline, reached[one.label], reached[baseline.label])
-                for one in known
-            ]
-            place = known.index(baseline)
-            columns.append(difference_column("average gain", gains, _signed_rounds, place))
-        limit = f"at {'least' if facts.higher_is_better else 'most'} {results.unit.target(target)}"
-        who = f"that percentage of the {evaluated_clients(results)} reaches the target on its own test data"
-        note = f"Rounds until {who}. {CENSORED} {P1_RULE}"
-        yield table(f"target-{target:g}", f"{facts.metric} of {limit}", columns, note)
-
-
-P1_RULE = (
-    "The gain is in rounds against the first method, mean over the nine percentages, with a 95% confidence "
-    "interval over the seeds. A percentage that is not reached counts as reached in the last round that both methods "
-    "have run (P1's rule): a loss is at least as large, and what neither reaches is no gain."
-)
-
-
-def until_clients_reach(one: Method, target: float) -> Frame:
-    """The first rounds in which 10 ... 90% of the clients reach a target [seeds, percentages]; NaN: never."""
-    found = {
-        name: first_rounds(one, one.curve("reached", place), target)
-        for place, name in enumerate(PERCENTAGES)
-    }
-    return Frame(found)
-
-
-def _signed_rounds(value: float) -> str:
-    return f"{round(value, 1) + 0.0:+.1f}"
-
-
-def gain_against(one: Method, baseline: Method, ours: Frame, theirs: Frame) -> Difference | None:
-    """Rounds saved against the baseline, mean over the percentages (P1's Avg.), paired by seed.
-
-    A percentage that is not reached counts as reached in the last round that both have run (P1's Table 6): running
-    longer is no advantage. None where neither reaches any.
-    """
-    last = {seed: min(one.done[seed], baseline.done[seed]) for seed in shared_seeds(one, baseline)}
-    return average_gain(theirs, ours, last)
-
-
-def average_gain(baseline: Frame, ours: Frame, last: dict[int, int]) -> Difference | None:
-    """See `gain_against`; frames are [seeds, percentages], and `last` is the last round by seed.
-
-    >>> frames = [Frame([row], index=[1]) for row in ([1, 20, math.nan], [1, 10, 80])]
-    >>> round(average_gain(*frames, {1: 100}).mean, 6)  # (0 + 10 + 20)/3
-    10.0
-    """
-    ends = Series(last, dtype=float)
-    before, after = (
-        frame.reindex(ends.index).where(lambda own: own.le(ends, axis=0))
-        for frame in (baseline, ours)
-    )
-    if before.isna().all(axis=None) and after.isna().all(axis=None):
-        return None
-    return paired_difference(before.T.fillna(ends).mean(), after.T.fillna(ends).mean())
-
-
-def best_rounds(results: Results) -> Iterator[Item]:
-    """P1's Tables 3, 5 and 7: which samples a method and the baseline classified correctly."""
-    baseline, text = results.baseline, results.unit.text
-    rows: list[dict[str, Any]] = []
-    for one in results.methods[1:]:
-        for seed in shared_seeds(one, baseline):
-            ours, theirs = one.run.right(one.name, seed), baseline.run.right(baseline.name, seed)
-            if ours is None or theirs is None:  # as in regression
-                continue
-            # Other clients were hostile, so samples differ; or one has run longer
-            if len(ours[1]) != len(theirs[1]) or one.done[seed] != baseline.done[seed]:
-                continue
-            counts, p_value = mcnemar(ours[1], theirs[1])
-            best = {
-                "best": f"{text(one.metric[seed].get(ours[0]))} (round {ours[0]})",
-                "baseline's best": f"{text(baseline.metric[seed].get(theirs[0]))} (round {theirs[0]})",
-            }
-            rows.append({"method": one.label, "seed": seed, **best, **counts, "p": p_value})
-    if rows:
-        frame = Frame(rows)
-        frame["p"] = holm_p_values(frame["p"].tolist())
-        note = (
-            f"Counts of {results.facts.reported_on}, every method at its own best round. That round "
-            "was chosen on these same samples, so both values are optimistic. p: McNemar's exact test, "
-            "whether the samples that only one of the two classifies correctly are divided by chance; "
-            "corrected for all rows (Holm). Seeds in which the two have run different numbers of rounds are left out."
-        )
-        title = f"Right and wrong, against {baseline.label}"
-        yield Table("contingency", title, frame, note, formats={"p": p_number})
 
 
 # Clients ------------------------------------------------------------------------------------------
@@ -555,8 +449,10 @@ def weights(results: Results) -> Iterator[Item]:
     if results.has_hostile:
         title = "influence of all hostile clients together"
         yield from lines(results, "hostile_influence", title, ".0%")
+    if len(results.shown) < len(results.methods):
+        yield f"Figures and audits of single methods are those of the {MOST_SHOWN} best."
     grids = {}
-    for one in results.methods:
+    for one in results.shown:
         own = one.of_first_seed("weights").dropna(subset=["weight"])
         if len(own) and one.about.control is None:
             marks = own["hostile"].notna().map({True: " (hostile)", False: ""})
@@ -592,7 +488,7 @@ def heat_map(id: str, title: str, frame: Frame, format: str, most: float) -> Cha
 
 def priority(results: Results) -> Iterator[Item]:
     """P2's loop: the order of priority over time, with its testing rounds."""
-    for one in results.methods:
+    for one in results.shown:
         own = one.first_rounds.dropna(subset=["priority"])
         if not own["testing_rounds"].any():
             continue
@@ -625,7 +521,7 @@ def classes(results: Results) -> Iterator[Item]:
         "class_weights": "class weights κ sent to the clients",
     }
     for column, words in titles.items():
-        for one in results.methods:
+        for one in results.shown:
             own = one.first_rounds.set_index("round")
             own["class_weights"] = own["loss_state"].astype(object).str.get("class_weights")
             grid = Frame(own[column].dropna().to_dict(), dtype=float)  # [classes, rounds]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy
 
@@ -123,61 +122,25 @@ def paired_difference(ours: Iterable[float], theirs: Iterable[float]) -> Differe
 def holm(differences: Sequence[Difference]) -> list[Difference]:
     """The differences with p and interval corrected for their number (Holm, 1979).
 
-    Where p is multiplied by k, the interval is that of the level 1 − 0.05/k. It contains the uncorrected one.
+    The i-th smallest of m p-values is multiplied by m − i + 1, and none is smaller than one before it. Where p is
+    multiplied by k, the interval is that of the level 1 − 0.05/k. It contains the uncorrected one.
 
     >>> found = holm([Difference(1, 0.5, 5, p_value=p) for p in (0.01, 0.04, 0.03)])
     >>> [one.p_value for one in found], [round(one.corrected_margin, 2) for one in found]
     ([0.03, 0.06, 0.06], [1.98, 1.59, 1.75])
     """
-    p_values = [one.p_value for one in differences]
-    tests = sum(p_value is not None for p_value in p_values)
-    corrected = []
-    for one, p_value in zip(differences, holm_p_values(p_values), strict=True):
-        if one.p_value is not None and p_value is not None:
-            factor = p_value / one.p_value if one.p_value else 1.0
-            one = replace(one, p_value=p_value, tests=tests, factor=factor)
-        corrected.append(one)
-    return corrected
-
-
-def holm_p_values(p_values: Sequence[float | None]) -> list[float | None]:
-    """p-values corrected for their number (Holm, 1979); None stands where there was no test.
-
-    The i-th smallest of m is multiplied by m − i + 1. None is smaller than one before it.
-
-    >>> holm_p_values([0.01, None, 0.04, 0.03])
-    [0.03, None, 0.06, 0.06]
-    """
-    tested = sorted((value, index) for index, value in enumerate(p_values) if value is not None)
-    corrected = list(p_values)
+    tested = sorted(
+        (one.p_value, place) for place, one in enumerate(differences) if one.p_value is not None
+    )
+    corrected = list(differences)
     highest = 0.0
-    for rank, (value, index) in enumerate(tested):
-        highest = max(highest, min(1.0, (len(tested) - rank) * value))
-        corrected[index] = highest
+    for rank, (p_value, place) in enumerate(tested):
+        highest = max(highest, min(1.0, (len(tested) - rank) * p_value))
+        factor = highest / p_value if p_value else 1.0
+        corrected[place] = replace(
+            corrected[place], p_value=highest, tests=len(tested), factor=factor
+        )
     return corrected
-
-
-def mcnemar(ours: Any, theirs: Any) -> tuple[dict[str, int], float]:
-    """Of the same samples, how many two methods classified correctly, and the p of McNemar's exact test.
-
-    p: how often two equally good methods would divide as unevenly the samples that only one of them
-    classifies correctly.
-
-    >>> ours, theirs = numpy.array([True] * 99 + [False]), numpy.array([True] * 90 + [False] * 9 + [True])
-    >>> counts, p_value = mcnemar(ours, theirs)
-    >>> counts["only this"], counts["only the baseline"], round(p_value, 4)
-    (9, 1, 0.0215)
-    """
-    from scipy.special import bdtr
-
-    counts = {
-        "both right": int((ours & theirs).sum()),
-        "only this": int((ours & ~theirs).sum()),
-        "only the baseline": int((~ours & theirs).sum()),
-        "both wrong": int((~ours & ~theirs).sum()),
-    }
-    only = (counts["only this"], counts["only the baseline"])
-    return counts, min(1.0, 2 * float(bdtr(min(only), sum(only), 0.5)))
 
 
 def p_number(value: float) -> str:

@@ -69,7 +69,7 @@ def _rich(item: Table, shown: Sequence[str]) -> RichTable:
         show_edge=False,
     )
     for name in shown:
-        if item.is_numeric(name):
+        if name in item.numeric:
             head = escape(name).replace(" ", "\n")
             found.add_column(head, justify="right", overflow="fold")
         else:

@@ -87,9 +87,9 @@ def _sample_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
     """Targets, metrics and parts that do not fit the problem."""
     problem = samples.problem
     evaluation = experiment.evaluation
-    highest = max([evaluation.target or 0, *evaluation.client_targets])
-    if problem.higher_is_better and problem.is_share and highest > 1:
-        yield f"evaluation.target = {highest}", f"{problem.metric} is at most 1"
+    target = evaluation.target or 0
+    if problem.higher_is_better and problem.is_share and target > 1:
+        yield f"evaluation.target = {target}", f"{problem.metric} is at most 1"
     yield from _unfit("evaluation.metric", METRICS, Part(problem.metric, {}), samples)
     for index, settings in enumerate(experiment.methods):
         place = f"methods[{index}]"

@@ -199,9 +199,6 @@ class EvaluationSettings(ConfigTable):
     target: PositiveFloat | None = None
     """Value of the metric for rounds-to-target."""
 
-    client_targets: list[PositiveFloat] = []
-    """Values for P1's tables: rounds until 10% to 90% of the clients reach them. Default: `target`."""
-
 
 def _drawn(fact: DeviceFact) -> Any:
     default = Part("constant", {"value": fact.default})

@@ -94,7 +94,6 @@ def about_run(
         reported_on="the honest clients' own test data" if on_clients else "held-out samples",
         computed=str(executor),
         target=experiment.evaluation.target,
-        client_targets=experiment.evaluation.client_targets,
         **facts,
     )
 
