@@ -189,14 +189,6 @@ def test_the_page_on_hugging_face_is_true(tmp_path: Path, monkeypatch: pytest.Mo
     assert cw.Run(folder).finished
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "examples").glob("own*.py")), ids=lambda path: path.name
-)
-def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(path), run_name="__main__")
-    assert "accuracy" in capsys.readouterr().out
-
-
 def test_the_page_on_parts_shows_the_example() -> None:
     code, *_ = blocks("parts.md", "python")
     body = code.split("@cw.criterion")[1].strip()
