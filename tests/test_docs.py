@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import tomllib
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -47,25 +46,6 @@ def test_the_config_reference_is_current() -> None:
     files = {"PAGE": "markdown", "PARTS_PAGE": "parts_page", "LISTED": "parts_json"}
     for file, text in ((made[key], made[name]()) for key, name in files.items()):
         assert file.read_text("utf-8").strip() == text.strip(), "run `make docs`"
-
-
-def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, *additions = blocks("tutorial.md", "toml")
-    monkeypatch.chdir(tmp_path)
-    Path("first.toml").write_text("\n".join([first, *additions]), encoding="utf-8")
-    fitting, program, weighing = blocks("tutorial.md", "python")
-    exec(f"{fitting}\nassert run.weights.shape == (3, 5)", {})
-    experiment = cw.load("first.toml", ["rounds=2", "seeds=[1]"])
-    assert [method.name for method in experiment.methods] == [
-        "FedAvg",
-        "diversity first",
-        "AdaFedSquared",
-        "ServerTuning",
-        "Recommended",
-    ]
-    Path("first.toml").write_text(experiment.to_toml(), encoding="utf-8")
-    exec(program, {})  # the page's own program
-    exec(f"import clientwise as cw\n{weighing}\nassert abs(weights.sum() - 1) < 1e-9", {})
 
 
 def test_the_page_on_data_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,12 +318,6 @@ def test_every_picture_is_made_with_the_numbers_of_its_page() -> None:
     pictures = {path.resolve() for path in (ROOT / "docs").rglob("*.png")}
     unused = {str(path.relative_to(ROOT / "docs")) for path in pictures - used}
     assert unused <= BY_MAKE_DOCS
-
-
-def test_what_to_cite_is_this_version() -> None:
-    assert f"\nversion: {version('clientwise')}\n" in (ROOT / "CITATION.cff").read_text(
-        encoding="utf-8"
-    )
 
 
 RESULTS = sorted((ROOT / "docs" / "results").glob("*.md"))
