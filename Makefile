@@ -24,8 +24,8 @@ test: .venv/ready lint
 test-all: .venv/ready
 	$(PYTEST) -n $(WORKERS) --dist load --durations=20 -m '(slow or flower) and not long' tests
 
-# Thousands of hostile configs, files and updates, in processes with limits of time and memory; killed
-# processes. At most ten minutes on two idle cores. CLIENTWISE_FIRE_EVERY=8 tries one of eight.
+# Thousands of hostile configs, files and updates, in processes with limits of time and memory.
+# At most ten minutes on two idle cores. CLIENTWISE_FIRE_EVERY=8 tries one of eight.
 test-fire: .venv/ready
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m fire $$(grep -rl --include='*.py' 'mark\.fire' tests)
 

@@ -19,7 +19,6 @@ import numpy
 import pytest
 import tomli_w
 import torch
-import typer
 from nbclient import NotebookClient
 from PIL import Image
 from typer.testing import CliRunner
@@ -244,10 +243,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_are_there(page: Path) -> None:
+def test_targets_of_make_are_there(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    if page.name == "CHANGELOG.md":  # an earlier release had other commands
-        text = text.partition("\n## 0.")[0]
     code = "\n".join(
         [*re.findall(r"```\w*\n(.*?)```", text, re.DOTALL), *re.findall(r"`([^`\n]+)`", text)]
     )
@@ -255,9 +252,6 @@ def test_commands_are_there(page: Path) -> None:
         r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
     )
     assert set(re.findall(r"(?:^|[:;] )make ([a-z-]+)", code, re.MULTILINE)) <= set(targets)
-    commands = typer.main.get_command(app)
-    assert isinstance(commands, typer.core.TyperGroup)
-    assert set(re.findall(r"^clientwise ([a-z]+)", code, re.MULTILINE)) <= commands.commands.keys()
 
 
 @pytest.mark.slow  # builds the site; links between pages are followed above
