@@ -14,6 +14,7 @@ from zipfile import ZipFile
 import pytest
 
 import clientwise as cw
+import processes
 from installing import install
 from recorded import last
 
@@ -48,7 +49,7 @@ def run(*command: object, cwd: Path) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=240 * processes.pace(),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
