@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -36,9 +35,9 @@ COMMANDS = [
 ]
 # In one process, for each would import PyTorch
 PROGRAM = """
-import json, sys
+import sys
 from clientwise.cli import main
-for line in json.loads(sys.argv.pop()):
+for line in sys.argv[1:]:
     sys.argv[1:] = line.split()
     try:
         main()
@@ -50,7 +49,7 @@ for line in json.loads(sys.argv.pop()):
 def test_commands_work_where_only_ascii_can_be_printed(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(tomli_w.dumps(CONFIG), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(COMMANDS)],
+        [sys.executable, "-c", PROGRAM, *COMMANDS],
         cwd=tmp_path,
         env=in_ascii(),
         capture_output=True,
