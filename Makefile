@@ -42,7 +42,6 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers $(WORKERS)
-	$(BIN)/mypy --num-workers $(WORKERS) consortium/src
 
 # The generated parts of the documentation: the config reference, what `clientwise list` prints, and
 # screenshots (needs Chromium).
