@@ -13,17 +13,19 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: .venv/demo
 	$(BIN)/clientwise demo
 
+# Tests marked `bits` have four threads, of which MKL would take no more than there are cores; the others have one.
 # Tests marked `alone` measure time, so they run last and one by one. Only their files are collected.
 test: .venv/ready lint
+	OMP_NUM_THREADS=4 MKL_DYNAMIC=FALSE \
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'not (alone or slow or flower or experiments or fire)'
 	$(PYTEST) -m alone $$(grep -rl --include='*.py' 'mark\.alone' tests)
 
 # What CI requires in addition to `make test`: real Flower processes, and the shorter experiments.
 test-all: .venv/ready
-	$(PYTEST) --durations=20 -m '(slow or flower) and not long' tests
+	$(PYTEST) -n $(WORKERS) --dist load --durations=20 -m '(slow or flower) and not long' tests
 
-# Thousands of hostile configs, files and updates, in processes with limits of time and memory; killed
-# processes. At most ten minutes on two idle cores. CLIENTWISE_FIRE_EVERY=8 tries one of eight.
+# Thousands of hostile configs, files and updates, in processes with limits of time and memory.
+# At most ten minutes on two idle cores. CLIENTWISE_FIRE_EVERY=8 tries one of eight.
 test-fire: .venv/ready
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m fire $$(grep -rl --include='*.py' 'mark\.fire' tests)
 
@@ -40,7 +42,6 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers $(WORKERS)
-	$(BIN)/mypy --num-workers $(WORKERS) consortium/src
 
 # The generated parts of the documentation: the config reference, what `clientwise list` prints, and
 # screenshots (needs Chromium).

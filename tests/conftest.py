@@ -13,6 +13,8 @@ from typing import Any
 
 # Test processes share the cores: PyTorch's threads must not spin while they wait. Read when PyTorch is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# A test that starts Ray must not join the cluster of a test beside it, which soon ends.
+os.environ.setdefault("RAY_ADDRESS", "local")
 
 import pytest
 import torch

@@ -1,9 +1,9 @@
-"""Run the tests marked `bits` as on older CPUs and with other numbers of threads.
+"""Run the tests marked `bits` as on older CPUs, with one thread and with four.
 
     python tests/cpus.py [OPTIONS OF PYTEST]
 
 The settings take instructions away from PyTorch, oneDNN, MKL, OpenBLAS and NumPy. Libraries ignore
-settings for CPUs of another kind.
+settings for CPUs of another kind. `make test` runs the tests with all instructions, and four threads.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ AVX2 = {
 
 def settings(capability: str) -> list[dict[str, str]]:
     """The environment of each run on a machine of which PyTorch reports this capability."""
-    found = [OLDEST | {"OMP_NUM_THREADS": "1"}, FOUR_THREADS]
+    found = [OLDEST | {"OMP_NUM_THREADS": "1"}]
     if capability.startswith("AVX"):  # without AVX2, PyTorch would stop with an illegal instruction
         found.append(AVX2 | FOUR_THREADS)
     return found
@@ -49,9 +50,13 @@ def settings(capability: str) -> list[dict[str, str]]:
 
 def main(options: list[str]) -> int:
     """Run the tests once for each setting, up to the first that fails."""
+    tests = Path(__file__).parent
+    files = sorted(
+        file for file in tests.rglob("test_*.py") if "mark.bits" in file.read_text("utf-8")
+    )
     for setting in settings(torch.backends.cpu.get_cpu_capability()):
         print(*(f"{name}={value!r}" for name, value in setting.items()), flush=True)
-        command = [sys.executable, "-m", "pytest", "-m", QUICK_BITS, *options]
+        command = [sys.executable, "-m", "pytest", "-m", QUICK_BITS, *options, *files]
         done = subprocess.run(command, env=os.environ | setting, check=False)
         if done.returncode != pytest.ExitCode.OK:
             return done.returncode

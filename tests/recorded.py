@@ -42,5 +42,6 @@ def everything(run: cw.Run) -> dict[str, str]:
     for name in COLUMNS:
         frame = run.frame(name).drop(columns=TIMES, errors="ignore")
         keys = [key for key in ("seed", "method", "round") if key in frame]
-        found[name] = frame.sort_values(keys, kind="stable").to_csv(index=False)
+        # Columns are recorded in the order in which lanes first have a value for them.
+        found[name] = frame.sort_values(keys, kind="stable").sort_index(axis=1).to_csv(index=False)
     return found

@@ -348,20 +348,6 @@ def test_cells_that_fail_are_named_and_can_be_resumed(tiny: dict[str, Any], tmp_
     assert "tiny, clean" not in output  # it is finished
 
 
-def test_a_full_disk_names_the_folder(config: Path, tmp_path: Path) -> None:
-    clientwise("run", config, "--out", tmp_path / "run")
-    full = (
-        "import resource, signal\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000,) * 2)\n"
-    )
-    done = processes.run(
-        full + processes.COMMAND, "report", tmp_path / "run", "--out", tmp_path / "report"
-    )
-    assert done.returncode == 2
-    assert done.stderr.strip() == f"error: {tmp_path}/report/report.html: File too large"
-
-
 @pytest.mark.parametrize("command", ["report", "export"])
 def test_sigterm_says_what_was_not_completed(config: Path, tmp_path: Path, command: str) -> None:
     clientwise("run", config, "--out", tmp_path / "run")

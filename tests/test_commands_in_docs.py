@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -70,23 +71,27 @@ def table_of(page: Path, column: str) -> dict[str, list[str]]:
 
 
 def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command, in order, with the file as the reader has it by then, for fewer rounds."""
+    """Every program and command, in order, with the file as the reader has it by then, for fewer rounds."""
     monkeypatch.chdir(tmp_path)
     fewer = {"15": "2", "30": "3", "1-5": "1-3"}  # one more than the run has
     text = TUTORIAL.read_text(encoding="utf-8").replace("rounds = 15", "rounds = 2")
     text = text.replace("\nseeds = [1, 2, 3]\n", "\nseeds = [1, 2]\n")
     experiment = Path("first.toml")
+    scope: dict[str, Any] = {}
     for language, block in BLOCK.findall(text):
         if language == "toml":
             with experiment.open("a", encoding="utf-8") as file:
                 file.write(f"\n{block}")
+        elif language == "python":
+            exec(block, scope)
         for words in commands_of(block):
             newest = max(Path("runs").glob("first-*"), default=Path("runs"))
             words = [str(newest) if word.startswith("runs/first-") else word for word in words]
             words = [fewer.get(word, word) for word in words]
             output = run_command(words)
             assert "Traceback" not in output
-    run = cw.Run(cw.run(experiment, "runs/all"))
+    assert scope["weights"].sum() == pytest.approx(1)
+    run = scope["run"]  # of the whole file
     assert run.facts.rounds == 2
     shown = table_of(TUTORIAL, "worst 10%")
     head = shown.pop("head")
@@ -155,8 +160,3 @@ def test_the_readme_runs_as_printed(
     printed = re.sub(r"\(since round.*", "", capsys.readouterr().out)
     assert printed.splitlines() == re.sub(r"\(since round.*", "", quoted).splitlines()
     assert not Path("runs").exists()
-
-
-def test_the_readme_is_short() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(BLOCK.sub("", text).split()) <= 550

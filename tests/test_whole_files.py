@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -123,46 +122,3 @@ def test_on_a_full_disk_the_earlier_files_stay_and_nothing_is_left(name: str, pl
     assert error.endswith(": File too large")
     assert "Traceback" not in done.stderr
     assert content(place) == before
-
-
-def written_halves(path: Path) -> list[Path]:
-    """What writers of a file have left beside it, or write now."""
-    return sorted(path.parent.glob(f"{path.name}.*.part"))
-
-
-def test_predict_killed_at_any_moment_leaves_the_earlier_file(place: Path) -> None:
-    out = place / "predicted.csv"
-    before = out.read_bytes()
-    killed = 0
-    for tries in range(3):
-        earlier = written_halves(out)
-        process = processes.start(processes.COMMAND, *COMMANDS["predict"], cwd=place)
-        deadline = time.monotonic() + 120
-        while process.is_alive() and written_halves(out) == earlier and time.monotonic() < deadline:
-            time.sleep(0.001)
-        time.sleep(0.02 * tries)
-        process.kill()
-        process.join()
-        killed += process.exitcode == -signal.SIGKILL
-        assert out.read_bytes() == before
-    assert killed, "no process was killed while it wrote"
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_that_runs_three_times_at_once_writes_whole_files(name: str, place: Path) -> None:
-    before = content(place)
-    assert processes.run(processes.COMMAND, *COMMANDS[name], cwd=place).returncode == 0
-    alone = content(place)
-    running = [
-        processes.start(
-            processes.COMMAND, *COMMANDS[name], cwd=place, stderr=place / f"{number}.stderr"
-        )
-        for number in range(3)
-    ]
-    for number, process in enumerate(running):
-        process.join(240)
-        assert process.exitcode == 0, (place / f"{number}.stderr").read_text("utf-8")
-    together = without(content(place), ".stderr")
-    assert together.keys() == before.keys()
-    for file, found in together.items():
-        assert found in (alone[file], before[file]) or len(found) == len(alone[file]), file

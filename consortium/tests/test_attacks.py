@@ -1324,7 +1324,7 @@ for _id, (_what, _deliver) in DELIVERIES.items():
 @attack("U10", "adds a Python, modules, a `.pth` and settings beside the list", "ignored")
 def _(world: World) -> None:
     delivery = test_install.Delivery(world.folder, world.keys)
-    test_install.test_other_files_of_a_delivery_are_not_run(delivery)
+    test_install.check_that_other_files_are_not_run(delivery)
 
 
 @attack(

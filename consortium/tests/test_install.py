@@ -1,4 +1,7 @@
-"""B1: the guide's own commands, on folders that a courier of updates changed. Hostile content writes a marker."""
+"""B1: the guide's own commands. Deliveries that a courier of updates changed are tried in test_attacks.py (U01 to U10).
+
+Hostile content writes a marker.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -139,26 +141,7 @@ def signed_for_another_purpose(delivery: Delivery) -> None:
     delivery.keys.sign(delivery.lock, "release", "clientwise-approval")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        changed_wheel,
-        sdist_instead,
-        sdist_with_its_hash,
-        another_list,
-        signed_by_a_member,
-        signed_for_another_purpose,
-    ],
-)
-def test_what_was_not_signed_is_refused(
-    delivery: Delivery, change: Callable[[Delivery], None]
-) -> None:
-    change(delivery)
-    assert delivery.install() != 0
-    assert not delivery.marker.exists()
-
-
-def test_other_files_of_a_delivery_are_not_run(delivery: Delivery) -> None:
+def check_that_other_files_are_not_run(delivery: Delivery) -> None:
     """A Python, modules, a pip configuration and a .pth beside the list: ignored."""
     shell = f"#!/bin/sh\ntouch {delivery.marker}\n"
     for name in (".venv/bin/python", "pip", "python3", "ssh-keygen", "state/start.sh"):

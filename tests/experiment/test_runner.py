@@ -254,7 +254,6 @@ cw.run(sys.argv[1], sys.argv[2])
 """
 
 
-@pytest.mark.bits
 def test_killed_in_a_round_in_turkish_it_has_whole_rounds_only(
     uninterrupted, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 import clientwise as cw
 import processes
+from clientwise.errors import NotBegunError
 from clientwise.flower import write_parts
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(1800)]
@@ -168,7 +169,10 @@ class Federation:
         processes.wait_until(condition, seconds, what, self.all_logs)
 
     def is_finished(self) -> bool:
-        return (self.out / "run.sqlite").exists() and cw.Run(self.out).finished
+        try:
+            return (self.out / "run.sqlite").exists() and cw.Run(self.out).finished
+        except NotBegunError:
+            return False
 
     def stop(self) -> None:
         for process in self._processes:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +17,6 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedTrim
 from grid import become_task
 
 import clientwise as cw
-import processes
 from clientwise.core.guard import NOT_FINITE, TOO_FAR
 from clientwise.errors import ConfigError
 from clientwise.flower import Weighted
@@ -339,30 +335,6 @@ def test_strategies_that_build_on_a_weighted_mean_can_serve(theirs: FedAvg) -> N
 def test_strategies_without_weights_cannot(theirs: Any) -> None:
     with pytest.raises(TypeError, match="takes no weighted mean"):
         Weighted(theirs, criteria=["num-examples"])
-
-
-@pytest.mark.flower
-@pytest.mark.timeout(1800)
-def test_the_example_app_runs_and_weighs(tmp_path: Path) -> None:
-    program = (
-        "from digits_app.server_app import app as server; from digits_app.client_app import app as client; "
-        "from flwr.simulation import run_simulation; run_simulation(server, client, 4)"
-    )
-    environment = os.environ | {"PYTHONPATH": str(EXAMPLE), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", program]
-    limit = 280 * processes.pace()
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=limit,
-        env=environment,
-        cwd=tmp_path,
-        check=True,
-    )
-    assert [line for line in done.stdout.splitlines() if line.startswith("round 3: weights")], (
-        done.stderr[-3000:]
-    )
 
 
 def test_the_guide_shows_the_example() -> None:

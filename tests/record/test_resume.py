@@ -20,8 +20,6 @@ from clientwise.experiment.running import origin
 from clientwise.experiment.running.origin import versions
 from clientwise.experiment.trackers import Progress
 
-pytestmark = pytest.mark.bits
-
 LANE = "checkpoints/lane-1.safetensors"
 
 
@@ -153,6 +151,7 @@ def test_a_run_does_not_go_on_with_other_data_plugins_or_versions(
     assert first == alike.facts.data[1] != second
 
 
+@pytest.mark.bits
 def test_the_same_data_code_and_versions_go_on(config: dict[str, Any], tmp_path: Path) -> None:
     own = config | {"data": "scaled_digits", "plugins": ["scaled"], "plugin_dir": str(tmp_path)}
     write_plugin(tmp_path, 1)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -128,17 +126,6 @@ def test_a_run_draws_a_chart_of_its_report(shown: cw.Run) -> None:
     assert run.figure("loss").to_dict()["layer"]
     with pytest.raises(cw.ClientwiseError, match="there is no chart 'los'; did you mean 'loss'"):
         run.figure("los")
-
-
-def test_reading_and_reporting_load_no_torch(shown: cw.Run, tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from clientwise.record.run import RunFolder; "
-        "from clientwise.report.page import write_report; "
-        f"write_report([RunFolder({str(shown.folder)!r})], Path({str(tmp_path)!r})); "
-        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
-    assert RunFolder(shown.folder).finished
 
 
 def test_a_page_is_small_and_the_script_of_its_charts_is_made_once(

@@ -188,7 +188,9 @@ def _table_of_options(registry: Registry[Any], name: str, part: object) -> type[
         if (listed := option.registry(Lists)) is not None:
             fields[option.name] = (_list_of_parts(listed), default)
     base = _AnyOptions if registry.takes_any_option(name) else ConfigTable
-    return create_model(name, __base__=base, **fields)
+    # Made here, it has no docstrings of attributes, for whose source Pydantic would look in every frame of the stack.
+    without = {"use_attribute_docstrings": False}
+    return create_model(name, __base__=base, __cls_kwargs__=without, **fields)
 
 
 def options_schema(registry: Registry[Any], name: str) -> dict[str, Any]:
