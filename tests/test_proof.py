@@ -36,6 +36,8 @@ def raw() -> pandas.DataFrame:
         for variant in ("as it is", "5% of the clients")[: 2 if federation < "d" else 1]:
             for attack, share in (("clean", 0.0), ("sign flip", 0.2), ("sign flip", 0.4)):
                 for method in METHODS:
+                    if (federation, method) == ("heart", "FLTrust, tuned"):
+                        continue  # as a method that a federation cannot run
                     for seed in (1, 2):
                         has_alarms = method in WITH_ALARMS
                         rows.append(
@@ -99,7 +101,8 @@ def test_a_lead_is_a_mean_over_federations(raw: pandas.DataFrame) -> None:
     rows = raw[raw["variant"] == "as it is"]
     attacked = rows[rows["share"] > 0]
     means = attacked.groupby(["federation", "method"])["points"].mean().unstack()
-    paired = means["Recommended"] - means["FLTrust, tuned"]
+    paired = (means["Recommended"] - means["FLTrust, tuned"]).dropna()
+    assert len(paired) == 4
     low, high = stats.t.interval(0.95, len(paired) - 1, paired.mean(), stats.sem(paired))
     expected = f"{paired.mean():+.1f} [{low:.1f}, {high:.1f}]"
     (line,) = [
@@ -111,7 +114,7 @@ def test_a_lead_is_a_mean_over_federations(raw: pandas.DataFrame) -> None:
 
 
 def test_a_missing_run_is_refused(raw: pandas.DataFrame) -> None:
-    with pytest.raises(ValueError, match=r"seeds: FedAvg$"):
+    with pytest.raises(ValueError, match=r"seeds: as it is, air, FedAvg$"):
         list(make_proof.all_tables(raw.drop(index=raw.index[raw["method"] == "FedAvg"][0])))
 
 

@@ -139,7 +139,7 @@ def leads(runs: list[Run], wanted: Callable[[str], bool]) -> dict[str, list[floa
             leads_of_cells = {
                 cell: by_method["Recommended"] - by_method[method]
                 for cell, by_method in points.items()
-                if (float(cell[2]) == 0) == clean
+                if (float(cell[2]) == 0) == clean and method in by_method
             }
             estimates[method] = over_federations(leads_of_cells)
         p_values = step_down({method: one.p for method, one in estimates.items()})
@@ -174,8 +174,8 @@ def distances(runs: list[Run]) -> dict[str, list[float | str]]:
     for method in {run.method for run in runs}:
         if method.startswith("KnowsHonest"):
             continue
-        own = {cell: row[method] for cell, row in points.items()}
-        behind = {cell: row["KnowsHonestTuned"] - row[method] for cell, row in points.items()}
+        own = {cell: row[method] for cell, row in points.items() if method in row}
+        behind = {cell: points[cell]["KnowsHonestTuned"] - value for cell, value in own.items()}
         clean = {cell: value for cell, value in behind.items() if float(cell[2]) == 0}
         attacked = {cell: value for cell, value in behind.items() if cell not in clean}
         within = {cell: 100.0 if value <= 2 else 0.0 for cell, value in behind.items()}
@@ -185,7 +185,9 @@ def distances(runs: list[Run]) -> dict[str, list[float | str]]:
         largest = max(sorted(behind), key=lambda cell: behind[cell])
         smallest = min(sorted(own), key=lambda cell: own[cell])
         row += [behind[largest], in_words(largest), own[smallest], in_words(smallest)]
-        ratios = [fmean(one[method]) / fmean(one["FedAvg"]) for one in seconds.values()]
+        ratios = [
+            fmean(one[method]) / fmean(one["FedAvg"]) for one in seconds.values() if method in one
+        ]
         found[method] = [*row, median(ratios)]
     return found
 
@@ -219,7 +221,11 @@ def variants(runs: list[Run]) -> dict[str, list[float | str]]:
         points = cell_means(own)
         count = len({cell[0] for cell in points})
         for method in {run.method for run in own} - {"Recommended"}:
-            lead = {cell: row["Recommended"] - row[method] for cell, row in points.items()}
+            lead = {
+                cell: row["Recommended"] - row[method]
+                for cell, row in points.items()
+                if method in row
+            }
             row: list[float | str] = [float(count)]
             for clean in (True, False):
                 chosen = {

@@ -41,6 +41,8 @@ def cell_rows(folder: Path, cell: MatrixCell) -> pandas.DataFrame:
 
     Columns:
         points: the metric in the last round, times 100.
+        curve: its mean over the rounds, times 100.
+        p10: of the honest clients' own test sets, the 10th percentile in the last round that has it, times 100.
         alarms: share of the honest clients that evidence ever lowered below half of the largest one.
         auroc: probability that a hostile client lost more weight than an honest one, mean over rounds.
         seconds: mean duration of a round.
@@ -48,6 +50,8 @@ def cell_rows(folder: Path, cell: MatrixCell) -> pandas.DataFrame:
     run = RunFolder(folder / cell.folder)
     rounds = run.frame("rounds").groupby(["method", "seed"])
     rows = pandas.DataFrame({"points": 100 * rounds["metric"].last()})
+    rows["curve"] = 100 * rounds["metric"].mean()
+    rows["p10"] = 100 * rounds["local_p10"].last() if "local_p10" in rounds.obj else numpy.nan
     rows["alarms"] = false_alarms(run)
     rows["auroc"] = detection(run.frame("weights"))
     rows["seconds"] = rounds["seconds"].mean()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import pandas
 import torch
+from scipy.ndimage import gaussian_filter
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -20,7 +21,7 @@ from clientwise.data.datasets.tables import tokens
 from clientwise.data.federated import DATASETS, FederatedData, Holdings, Samples
 from clientwise.data.folder import DataError, Writer, cached, find, package_folder
 from clientwise.data.table import parse_csv, samples_of
-from clientwise.registry import PositiveFloat, PositiveInt, Share
+from clientwise.registry import NonNegativeFloat, PositiveInt, Share
 
 SIDE = 16  # of the images of `digit_domains`, in pixels
 DOMAINS = ("MNIST", "USPS", "Semeion", "scikit-learn")
@@ -226,43 +227,62 @@ def flawed_server(
     return _then(data_dir, of, flawed)
 
 
-@DATASETS.register("blurred_clients")
-def blurred_clients(
+@DATASETS.register("flawed_clients")
+def flawed_clients(
     data_dir: Path | None,
     *,
     of: Mapping[str, Any],
     every: PositiveInt = 3,
-    sigma: PositiveFloat = 3.0,
+    wrong: Share = 0.0,
+    blur: NonNegativeFloat = 0.0,
 ) -> Samples:
-    """Another dataset, of images, in which all training images of some clients are blurred.
+    """Another dataset, in which some clients train on wrong labels or blurred images.
 
-    The sample attribute `blurry` says which they are.
+    The attribute `sound` is 0 for these clients and 1 for the others. The sample attribute `blurry` is 1 for
+    blurred images.
 
     Args:
         data_dir: the data folder.
-        of: the other dataset as a config has it.
-        every: each client whose number is a multiple of this one has blurred images; 10⁹: only the first one.
-        sigma: standard deviation of the Gaussian blur, in pixels.
+        of: the other dataset as a config has it, a classification.
+        every: clients with a number that is a multiple of this one are flawed.
+        wrong: share of their training samples whose class is replaced by the next one.
+        blur: standard deviation of a Gaussian blur of their training images, in pixels.
     """
-    from scipy.ndimage import gaussian_filter
 
-    def blurred(data: FederatedData) -> FederatedData:
-        chosen: Tensor = torch.cat(
-            [
-                data.train.indices[data.train.slice(client)]
-                for client in range(0, data.num_clients, every)
-            ]
+    def flawed(data: FederatedData) -> FederatedData:
+        numbers = torch.arange(data.num_clients)
+        is_flawed = numbers % every == 0
+        held = torch.zeros(len(data.train.indices), dtype=torch.bool)
+        mislabelled = held.clone()
+        for client in numbers[is_flawed].tolist():
+            mine = data.train.slice(client)
+            held[mine] = True
+            mislabelled[mine.start : mine.start + round(wrong * (mine.stop - mine.start))] = True
+        classes = data.samples.problem.num_classes
+        targets = data.train.targets.clone()
+        targets[mislabelled] = (targets[mislabelled] + 1) % classes
+        chosen = data.train.indices[held] if blur else held.new_zeros(0, dtype=torch.int64)
+        return replace(
+            data,
+            train=replace(data.train, targets=targets),
+            samples=_blurred(data.samples, chosen, blur),
+            attributes={**data.attributes, "sound": (~is_flawed).double()},
         )
-        samples = data.samples
-        inputs = samples.inputs.clone()
-        images = inputs[chosen].numpy()
-        inputs[chosen] = torch.from_numpy(gaussian_filter(images, (0, 0, sigma, sigma)))
-        is_blurry = torch.zeros(len(inputs))
-        is_blurry[chosen] = 1.0
-        facts = {**samples.sample_attributes, "blurry": is_blurry}
-        return replace(data, samples=replace(samples, inputs=inputs, sample_attributes=facts))
 
-    return _then(data_dir, of, blurred)
+    return _then(data_dir, of, flawed)
+
+
+def _blurred(samples: Samples, chosen: Tensor, deviation: float) -> Samples:
+    """The samples with some images blurred, and the sample attribute `blurry`."""
+    is_blurry = torch.zeros(len(samples.targets))
+    inputs = samples.inputs
+    if len(chosen):
+        inputs = inputs.clone()
+        images = gaussian_filter(inputs[chosen].numpy(), (0, 0, deviation, deviation))
+        inputs[chosen] = torch.from_numpy(images)
+        is_blurry[chosen] = 1.0
+    facts = {**samples.sample_attributes, "blurry": is_blurry}
+    return replace(samples, inputs=inputs, sample_attributes=facts)
 
 
 def _then(

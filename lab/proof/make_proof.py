@@ -62,11 +62,16 @@ def all_tables(raw: pandas.DataFrame) -> Iterator[str]:
 
 
 def refuse_missing(raw: pandas.DataFrame) -> None:
-    """ValueError where a method lacks a cell or a seed that another one has."""
-    runs = raw.groupby(["variant", *CELL, "method"])["points"].count().unstack()
-    short = runs.columns[(runs != runs[OURS].iloc[0]).any()]
+    """ValueError where a method lacks a cell or a seed of a federation on which it was run.
+
+    A method that needs classes is not run where there are none: it is compared on the other federations.
+    """
+    runs = raw.groupby(["variant", "federation", "method"])["points"].count()
+    expected = runs.xs(OURS, level="method")
+    short = runs[runs != expected.reindex(runs.index.droplevel("method")).to_numpy()]
     if len(short):
-        raise ValueError(f"without a result in some cells or seeds: {', '.join(short)}")
+        missing = [", ".join(place) for place in short.index]
+        raise ValueError(f"without a result in some cells or seeds: {'; '.join(missing)}")
 
 
 def cells(rows: pandas.DataFrame) -> pandas.DataFrame:
@@ -87,6 +92,7 @@ def by_federation(values: pandas.Series) -> Difference | None:
 
 def both(difference: pandas.Series) -> list[Difference]:
     """A difference by cell, over federations: without hostile clients, and under attack."""
+    difference = difference.dropna()
     clean = is_clean(difference.to_frame())
     found = [by_federation(difference[clean]), by_federation(difference[~clean])]
     return [one for one in found if one is not None]
@@ -144,7 +150,7 @@ def distance(rows: pandas.DataFrame) -> str:
     usable.sort(key=lambda one: both(behind[one])[-1].mean)
     lines = []
     for method in usable:
-        own = behind[method]
+        own = behind[method].dropna()
         within = by_federation(100.0 * (own <= WITHIN))
         assert within is not None
         line = [method, *map(interval, both(own)), interval(within, "{:.1f}")]
