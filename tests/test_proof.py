@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy
 import pandas
@@ -12,8 +17,11 @@ import torch
 from proof import check_proof, collect, domains, make_proof
 from scipy import stats
 
+from clientwise.data.federated import FederatedData, Samples
+from clientwise.data.partition import iid
 from clientwise.experiment.matrix.grid import load_matrix
 from clientwise.experiment.matrix.runs import run_matrix
+from dividing import federate
 
 METHODS = [
     "Recommended",
@@ -147,25 +155,77 @@ def test_raw_results_are_collected(tmp_path: Path) -> None:
     assert (raw["auroc"].notna() == (ours & (raw["share"] > 0))).all()
 
 
+LAB = Path(__file__).parents[1] / "lab" / "proof"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """A script that imports another one beside it."""
+    monkeypatch.syspath_prepend(str(LAB))
+    return importlib.import_module
+
+
+def test_the_matrix_has_the_federations_that_the_rule_keeps() -> None:
+    page = make_proof.PAGE.read_text(encoding="utf-8")
+    table = page.partition("<!-- select_federations -->")[2].partition("<!-- end -->")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
+    kept = [row[0] for row in rows[2:] if row[-1] == "yes"]
+    candidates, proof = (
+        tomllib.loads((LAB / name).read_text(encoding="utf-8"))
+        for name in ("candidates.toml", "proof.toml")
+    )
+    assert [row[0] for row in rows[2:]] == [*candidates["matrix"]["data"]]
+    federations = proof["matrix"]["data"] | proof["presets"]["core"]["matrix"]["data"]
+    assert federations == {name: candidates["matrix"]["data"][name] for name in kept}
+    assert {*candidates["seeds"]}.isdisjoint(proof["seeds"])
+    for key in ("rounds", "model", "training", "evaluation"):
+        assert candidates[key] == proof[key]
+
+
+def test_a_candidate_is_kept_by_lead_and_clients(script: Callable[[str], ModuleType]) -> None:
+    verdict = script("select_federations").verdict
+    assert [verdict(5.0, 5), verdict(4.9, 5), verdict(9.0, 4)] == [
+        "yes",
+        "lead below 5",
+        "fewer than 5 clients",
+    ]
+
+
+def test_a_criterion_is_compared_with_dataset_size(script: Callable[[str], ModuleType]) -> None:
+    rows = [
+        ("wrong labels", federation, method, points + place)
+        for place, federation in enumerate(("air", "heart", "hair"))
+        for method, points in (("dataset size", 70.0), ("training loss", 71.0 + place))
+    ]
+    raw = pandas.DataFrame(rows, columns=["variant", "federation", "method", "points"])
+    raw = raw.assign(curve=raw["points"], p10=numpy.nan)
+    tests, _, by_method = script("make_criteria").all_tables(raw)
+    low, high = stats.t.interval(0.95, 2, 2.0, stats.sem([1.0, 2.0, 3.0]))
+    shown = f"+2.0 [{low:.1f}, {high:.1f}]"
+    assert f"| wrong labels | training loss | {shown} | 0.074 |" in tests
+    assert f"| training loss | {shown} | {shown} | – |" in by_method
+
+
 DIGITS = {"name": "digits"}
 
 
-def test_the_servers_set_can_be_wrong_or_biased() -> None:
-    from clientwise.data.partition import iid
-    from dividing import federate
+def divided(samples: Samples) -> FederatedData:
+    return federate(
+        samples,
+        lambda pool, seed: iid(pool, seed, clients=3),
+        1,
+        test_fraction=0.2,
+        server_fraction=0.3,
+        report_fraction=0.5,
+    )
 
-    def weigh(**options: object) -> tuple[torch.Tensor, torch.Tensor]:
-        samples = domains.flawed_server(None, of=DIGITS, **options)  # type: ignore[arg-type]
-        data = federate(
-            samples,
-            lambda pool, seed: iid(pool, seed, clients=3),
-            1,
-            test_fraction=0.2,
-            server_fraction=0.3,
-            report_fraction=0.5,
-        )
-        assert data.weigh is not None
-        return samples.targets[data.weigh.indices], data.weigh.targets
+
+def test_the_servers_set_can_be_wrong_or_biased() -> None:
+    def weigh(**options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        samples = domains.flawed_server(None, of=DIGITS, **options)
+        held = divided(samples).weigh
+        assert held is not None
+        return samples.targets[held.indices], held.targets
 
     true, labels = weigh(wrong=0.2)
     changed = true != labels
@@ -174,3 +234,20 @@ def test_the_servers_set_can_be_wrong_or_biased() -> None:
     true, labels = weigh(lacks=3)
     assert torch.equal(true, labels)
     assert labels.unique().tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+
+
+def test_every_nth_client_can_be_flawed() -> None:
+    plain = divided(domains.flawed_clients(None, of=DIGITS))
+    flawed = divided(domains.flawed_clients(None, of=DIGITS, every=2, wrong=0.5, blur=1.0))
+    assert flawed.attributes["sound"].tolist() == [0, 1, 0]
+    blurry = flawed.samples.sample_attributes["blurry"]
+    for client, is_sound in enumerate(flawed.attributes["sound"].tolist()):
+        mine = flawed.train.slice(client)
+        indices = flawed.train.indices[mine]
+        wrong = flawed.train.targets[mine] != plain.train.targets[mine]
+        changed = (flawed.samples.inputs[indices] != plain.samples.inputs[indices]).flatten(1)
+        assert wrong.float().mean() == pytest.approx(0.0 if is_sound else 0.5, abs=0.01)
+        assert changed.any(1).all() == (not is_sound)
+        assert (blurry[indices] == 1 - is_sound).all()
+    assert flawed.report is not None
+    assert not blurry[flawed.report.indices].any()
