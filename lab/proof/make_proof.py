@@ -29,8 +29,20 @@ NO_EVIDENCE = "FedAvg, tuned"  # what `Recommended` is without evidence
 CONTROLS = ("ServerOnly", "ServerOnly, 5 epochs", "ServerTuning")
 AS_IT_IS = "as it is"  # the variant of a federation in which nothing is changed
 WITHIN = 2.0  # points behind the oracle
-# Federations on which versions of `Recommended` were tried before: docs/results/proof.md
-TOUCHED = ("writers", "digit domains", "activity", "heart", "digits", "letters")
+# Federations on whose data versions of `Recommended` were run before: docs/results/proof.md
+TOUCHED = (
+    "writers",
+    "digit domains",
+    "activity",
+    "air",
+    "tumours",
+    "heart",
+    "voices",
+    "smiles",
+    "hair",
+    "digits",
+    "letters",
+)
 CELL = ["federation", "attack", "share"]
 Rows = Sequence[Sequence[str]]
 
