@@ -78,7 +78,8 @@ def watched(network: ServerNetwork, updates: Tensor, start: Tensor, rounds: int)
     found = []
     memory: dict[str, Tensor] = {}
     for _ in range(rounds):
-        found.append(watch(gathered(network, updates, start), memory))
+        equal = torch.full((len(updates),), 1 / len(updates), dtype=torch.float64)
+        found.append(watch(gathered(network, updates, start), equal, memory))
         memory = {name: values.clone() for name, values in found[-1].memory.items()}
     return found
 
@@ -129,13 +130,13 @@ def test_a_model_unlearns_a_pattern(network: ServerNetwork) -> None:
 
 def test_reactions_stand_out_from_those_below_the_median() -> None:
     many_hostile = torch.tensor([1.0, 1.1, 0.9, 1.0, 1.05, 3.0, 3.1, 2.9])
-    found = outlying(many_hostile)
+    found = outlying(many_hostile, unit=1.0)
     assert float(found[5:].min()) > 10
     assert float(found[:5].max()) < 2
 
 
 def test_inputs_that_cannot_be_changed_a_little_are_not_scanned() -> None:
-    found = watch(gathered(None, torch.zeros(2, 3), torch.zeros(3)), {})
+    found = watch(gathered(None, torch.zeros(2, 3), torch.zeros(3)), torch.ones(2) / 2, {})
     assert found.z is None
     assert "it needs classes and inputs of numbers" in found.notes[0]
 

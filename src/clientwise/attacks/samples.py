@@ -201,6 +201,8 @@ class BlendedBackdoor(Backdoor):
 
     def stamp(self, inputs: Tensor, scale: float) -> Tensor:
         """The same samples with the pattern."""
+        if not len(inputs):
+            return inputs
         values = inputs.double()
         low, high = values.min(), values.max()
         random = torch.Generator().manual_seed(self.target)

@@ -6,8 +6,10 @@ needs a smaller common change of the inputs than others do (Neural Cleanse, Wang
 - `scan` searches the smallest such pattern of every class, in the model before the round.
 - `Suspicion` compares its norm with that in a model of the server's own samples. A class whose pattern is too small is
   suspect.
-- `watch` compares the clients' models: those that put a suspect pattern back react to it more than others.
-- `unlearned` trains models to predict the true classes in spite of the patterns.
+- `find_triggers` searches a pattern of a suspect class to which the clients' mean reacts, and the server's own model
+  does not: such a pattern resembles the trigger more than the smallest one does.
+- `watch` compares the clients' models: those that put a trigger back react to it more than others.
+- `unlearned` trains models to predict the true classes in spite of the triggers.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from ..aggregation.robust import combine
 from ..types import Gathered, LocalTraining, Scanned, ServerNetwork
 
 # The scan
@@ -45,8 +48,7 @@ ENDS = 0.2  # suspicion below this ends
 # Attribution, and unlearning
 SPREAD = 0.04  # least standard deviation of the clients' reactions, in units of their median
 HEIGHT = 1.5  # evidence of one standard deviation of the reactions
-WIDER = 1.5  # patterns that are unlearned, in units of those that made a class suspect
-SHARE = 0.3  # of the loss with the patterns, where they are unlearned
+SHARE = 0.3  # of the loss with the triggers, where they are unlearned
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,9 @@ def scan(
     values = start.values
     norms = start.norms
     turned = start.turned
+    classes = torch.arange(len(values), device=values.device)
     for _ in range(steps):
-        directions, turned = _directions(network, model, values)
+        directions, turned = _directions(network, model, values, classes)
         norms = torch.where(turned > TURNED, SHRINK * norms, GROW * norms)
         if usual is not None:
             norms = norms.clamp(usual / RANGE, usual * RANGE)
@@ -113,25 +116,54 @@ def scan(
     return Patterns(values, norms, turned)
 
 
-def _directions(network: ServerNetwork, model: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each pattern turns more inputs [C, ...], and the share that it turns now [C]."""
+def find_triggers(
+    network: ServerNetwork,
+    model: Tensor,
+    own: Tensor,
+    start: Tensor,
+    norms: Tensor,
+    classes: Tensor,
+) -> Tensor:
+    """A pattern of each class to which a model reacts and another one does not [p, ...].
+
+    Each step moves a pattern up the mean log-probability of its class in the one model, less that in the other.
+
+    Args:
+        network: the network and the server's samples.
+        model: [d] that may have a backdoor.
+        own: [d] that has none.
+        start: patterns to begin with [p, ...].
+        norms: of the patterns [p].
+        classes: of the patterns [p].
+    """
+    values = scaled(start, norms)
+    for _ in range(STEPS):
+        directions, _ = _directions(network, model, values, classes)
+        natural, _ = _directions(network, own, values, classes, sure=0.0)
+        values = scaled(values + MOVE * scaled(directions - natural, norms), norms)
+    return values
+
+
+def _directions(
+    network: ServerNetwork, model: Tensor, values: Tensor, classes: Tensor, sure: float = SURE
+) -> tuple[Tensor, Tensor]:
+    """Where the pattern of each class turns more inputs [p, ...], and the share that it turns now [p]."""
     inputs = network.inputs[:INPUTS]
     targets = network.targets[:INPUTS]
     directions = torch.zeros_like(values)
     turned = values.new_zeros(len(values))
-    classes = torch.arange(len(values), device=values.device)
-    for some in torch.split(classes, max(1, AT_ONCE // INPUTS)):
+    for rows in torch.split(torch.arange(len(values)), max(1, AT_ONCE // INPUTS)):
+        some = classes[rows]
         others = (targets != some[:, None]).float()  # [c, N]
         others /= others.sum(1, keepdim=True).clamp(min=1)
-        patterns = values[some].requires_grad_(True)
-        rows = torch.arange(len(some), device=values.device)
+        patterns = values[rows].requires_grad_(True)
         with torch.enable_grad():
             changed = (inputs + patterns[:, None]).flatten(0, 1)
             outputs = network.outputs(model, changed).view(len(some), len(inputs), -1)
-            wanted = outputs.log_softmax(-1)[rows, :, some]  # [c, N]
-            loss = (wanted.clamp(max=SURE) * others).sum()
-            (directions[some],) = torch.autograd.grad(loss, patterns)
-        turned[some] = ((outputs.argmax(-1) == some[:, None]) * others).sum(1)
+            wanted = outputs.log_softmax(-1)[torch.arange(len(some)), :, some]  # [c, N]
+            loss = (wanted.clamp(max=sure) * others).sum()
+            (directions[rows],) = torch.autograd.grad(loss, patterns)
+        turned[rows] = ((outputs.argmax(-1) == some[:, None]) * others).sum(1)
     return directions, turned
 
 
@@ -142,9 +174,11 @@ class Suspicion:
     values: Tensor  # [C, ...] the patterns of the last scan
     norms: Tensor  # [C]
     turned: Tensor  # [C]
-    natural: Tensor  # [C, ...] the patterns of a model of the server's own samples
+    own: Tensor  # [d] a model of the server's own samples
+    natural: Tensor  # [C, ...] its patterns
     usual: Tensor  # [C] their norms
-    found: Tensor  # [C, ...] the patterns that made a class suspect
+    triggers: Tensor  # [C, ...] what classes that are suspect react to
+    found: Tensor  # [C] the norms that made classes suspect
     against: Tensor  # [C] sum of what speaks against a class (Page's test)
     strength: Tensor  # [C] 1 where a class is suspect, fading afterwards
 
@@ -155,9 +189,11 @@ class Suspicion:
         none = torch.zeros_like(first.norms)
         return Suspicion(
             **vars(first),
+            own=own,
             natural=first.values.clone(),
             usual=first.norms.clone(),
-            found=first.values.clone(),
+            triggers=first.values.clone(),
+            found=first.norms.clone(),
             against=none,
             strength=none.clone(),
         )
@@ -171,13 +207,25 @@ class Suspicion:
         speaks[now.turned < TURNED / 2] = 0
         against = (self.against + speaks).clamp(0, ENOUGH)
         is_suspect = against >= ENOUGH
+        is_new = is_suspect & (self.strength <= ENDS)
         return replace(
             self,
             **vars(now),
-            found=torch.where(over(is_suspect, now.values), now.values, self.found),
+            triggers=torch.where(over(is_new, now.values), now.values, self.triggers),
+            found=torch.where(is_new, now.norms, self.found),
             against=against,
             strength=torch.where(is_suspect, 1.0, FADES * self.strength),
         )
+
+    def with_triggers(self, network: ServerNetwork, mean: Tensor) -> Suspicion:
+        """With the triggers of the suspect classes, to which the clients' mean [d] reacts."""
+        suspects = torch.tensor(self.classes, device=mean.device)
+        start = self.triggers[suspects]
+        triggers = self.triggers.clone()
+        triggers[suspects] = find_triggers(
+            network, mean, self.own, start, self.usual[suspects], suspects
+        )
+        return replace(self, triggers=triggers)
 
     @property
     def classes(self) -> list[int]:
@@ -186,14 +234,12 @@ class Suspicion:
         return suspects
 
     @torch.no_grad()
-    def reactions(self, network: ServerNetwork, gathered: Gathered, label: int) -> Tensor:
-        """How much more each client's model reacts to the pattern of a class than to a natural one [n].
+    def stand_out(self, network: ServerNetwork, gathered: Gathered, label: int) -> Tensor:
+        """How far each client's model reacts to the trigger of a class more than others do [n].
 
-        The natural pattern is that of the server's own model, with the same norm. Clients with many samples of the
-        class react to both.
+        It must stand out alone and beside its reaction to the natural pattern of the same norm: clients with many
+        samples of the class react to both.
         """
-        pattern = self.found[label]
-        natural = self.natural[label] * pattern.norm() / self.usual[label]
         rows = (network.targets != label).nonzero().flatten()[:INPUTS]
         inputs = network.inputs[rows]
         targets = network.targets[rows, None]
@@ -207,12 +253,11 @@ class Suspicion:
         for update in gathered.updates:
             model = gathered.global_model + update
             plain = log_odds(model, inputs)
-            changes = [log_odds(model, inputs + one) - plain for one in (pattern, natural)]
-            found.append(torch.stack(changes))
-        to_pattern, to_natural = torch.stack(found).double().cpu().T
-        least = 0.1 * float(to_natural.median().abs()) + 1e-6
-        ratios: Tensor = to_pattern / to_natural.clamp(min=least)
-        return ratios
+            patterns = (self.triggers[label], self.natural[label])
+            found.append(torch.stack([log_odds(model, inputs + one) - plain for one in patterns]))
+        to_trigger, to_natural = torch.stack(found).double().cpu().T
+        unit = float(to_trigger.median().abs())
+        return torch.minimum(outlying(to_trigger, unit), outlying(to_trigger - to_natural, unit))
 
 
 def _median_of_others(ratios: Tensor) -> Tensor:
@@ -221,23 +266,23 @@ def _median_of_others(ratios: Tensor) -> Tensor:
     return torch.stack([rest.quantile(0.5) for rest in others])
 
 
-def outlying(values: Tensor) -> Tensor:
+def outlying(values: Tensor, unit: float) -> Tensor:
     """How far values [n] exceed their median, in standard deviations of those below it.
 
-    >>> outlying(torch.tensor([1.0, 2.0, 3.0, 4.0, 50.0])).round(decimals=1)
+    >>> outlying(torch.tensor([1.0, 2.0, 3.0, 4.0, 50.0]), unit=3.0).round(decimals=1)
     tensor([-1.3000, -0.7000,  0.0000,  0.7000, 31.7000])
     """
-    middle = values.median()
-    away = values - middle
+    away = values - values.median()
     deviation = -1.4826 * away[away <= 0].median()
-    return away / deviation.clamp(min=SPREAD * float(middle.abs()) + 1e-12)
+    return away / deviation.clamp(min=SPREAD * unit + 1e-12)
 
 
-def watch(gathered: Gathered, memory: Mapping[str, Tensor]) -> Scanned:
+def watch(gathered: Gathered, weights: Tensor, memory: Mapping[str, Tensor]) -> Scanned:
     """Scan the model before the round, and compare how the clients' models react to suspect patterns.
 
     Args:
         gathered: the round.
+        weights: of the clients before this round's evidence [n].
         memory: what the evidence keeps between rounds.
     """
     network = gathered.network() if gathered.network else None
@@ -254,18 +299,20 @@ def watch(gathered: Gathered, memory: Mapping[str, Tensor]) -> Scanned:
         training = replace(gathered.training, epochs=OWN_EPOCHS)
         own = gathered.train_server(gathered.global_model, training)
         suspicion = Suspicion.begin(network, own)
+    suspects = suspicion.classes
     z = None
-    for label in suspicion.classes:
-        against = HEIGHT * outlying(suspicion.reactions(network, gathered, label))
-        z = against if z is None else torch.maximum(z, against)
-    norms = suspicion.found.flatten(1).norm(dim=1).tolist()
+    if suspects:
+        mean = gathered.global_model + combine(weights, gathered.updates)
+        suspicion = suspicion.with_triggers(network, mean)
+        each = [suspicion.stand_out(network, gathered, label) for label in suspects]
+        z = HEIGHT * torch.stack(each).amax(0)
     return Scanned(
         z=z,
-        patterns=WIDER * suspicion.found[suspicion.classes] if suspicion.classes else None,
+        patterns=suspicion.triggers[suspects] if suspects else None,
         notes=tuple(
-            f"class {label} reacts to a common pattern of norm {norms[label]:.2g}, and in a model of the "
-            f"server's samples to one of {float(suspicion.usual[label]):.2g}: a backdoor is suspected"
-            for label in suspicion.classes
+            f"class {label} reacts to a common pattern of norm {float(suspicion.found[label]):.2g}, and in a "
+            f"model of the server's samples to one of {float(suspicion.usual[label]):.2g}: a backdoor is suspected"
+            for label in suspects
         ),
         memory={f"scan_{name}": values for name, values in vars(suspicion).items()},
     )

@@ -140,7 +140,7 @@ class Significance(PageTest):
         # Without held-out samples nothing tells whether the copies or the others are honest.
         copies = self.copies and held_out is not None
         past = look_back(gathered, memory, history=self.history, copies=copies)
-        scanned = watch(gathered, memory) if self.backdoors else Scanned()
+        scanned = watch(gathered, start, memory) if self.backdoors else Scanned()
         z = larger(held_out, past.z, scanned.z)
         found = self.posterior(rows, prior, z, memory, past)
         found = replace(
