@@ -27,10 +27,10 @@ from ..types import Gathered, LocalTraining, Scanned, ServerNetwork
 
 # The scan
 TURNED = 0.7  # share of the inputs of other classes that a pattern has to turn
-INPUTS = 128  # held-out inputs that are scanned, at most
+INPUTS = 64  # held-out inputs that are scanned, at most
 AT_ONCE = 2048  # changed inputs in one pass
 FIRST_STEPS = 120  # of the scan of the server's own model
-STEPS = 12  # of a scan of a round, which goes on from the patterns of the last one
+STEPS = 8  # of a scan of a round, which goes on from the patterns of the last one
 GROW = 1.05  # factor of a norm in one step, while the pattern turns too few inputs
 SHRINK = 0.93  # the same, while it turns enough
 MOVE = 0.3  # of the norm, in one step
