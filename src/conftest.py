@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 
 import pytest
+import torch
 
 collect_ignore = [] if find_spec("flwr") else ["clientwise/flower", "clientwise/hosts/flower"]
 
@@ -28,4 +29,5 @@ def run_of_examples(tmp_path_factory: pytest.TempPathFactory) -> object:
 @pytest.fixture(autouse=True)
 def _examples_of_runs(request: pytest.FixtureRequest, doctest_namespace: dict[str, object]) -> None:
     if request.node.name.startswith("clientwise.results.Run"):
+        doctest_namespace["torch"] = torch
         doctest_namespace["run"] = request.getfixturevalue("run_of_examples")

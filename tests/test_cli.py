@@ -233,7 +233,7 @@ def test_list_shows_every_part_with_its_options() -> None:
         assert name in output
     assert "measured by the server" in output
     only = clientwise("list", "adapt_loss")
-    assert "class_weights(epsilon=0.1;" in only
+    assert "class_weights(epsilon=0.1)" in only
     assert "choquet" not in only
 
 
