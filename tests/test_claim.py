@@ -158,9 +158,6 @@ def test_every_table_is_made_from_the_raw_file(
     by_name = {one.method: one for one in found.itertuples()}
     assert script.kind_of("Recommended 0.1.0", raw) == "earlier version"
     assert script.kind_of("ServerOnly", raw) == "usable"
-    readme = _rows(script.TABLES["readme"](raw))
-    assert readme["**`Recommended`**"][-1] == "–"
-    assert readme["FedAvg"][-2] == f"{100 * by_name['FedAvg'].worst:.1f}"
     regret = _rows(script.TABLES["regret"](raw))
     assert {*regret} == {*by_name} - {"KnowsHonestTuned"}
 
@@ -184,13 +181,11 @@ def test_the_leads_of_the_fifth_protocol_are_those_of_its_raw_results(
     script: ModuleType, fifth: pandas.DataFrame
 ) -> None:
     table = _rows(script.make_table("federations", "lead-by-share"))
-    readme = _rows(script.make_table("federations", "readme"))
     assert len(table) == 15
     for other in ("FLTrust, tuned", "AlignIns, tuned", "FedAvg"):
         parts = [fifth[fifth["share"] == 0.2], fifth[fifth["share"] == 0.4], fifth]
         expected = ["{:+.1f} ± {:.1f}".format(*_lead(rows, other)) for rows in parts]
         assert table[other][:6:2] == expected
-        assert readme[other][-1] == expected[-1]
     of_seeds = fifth.groupby(["federation", "column", "share", "method"])["points"].mean().unstack()
     for row in ("Recommended", "FLTrust, tuned"):
         behind = of_seeds["KnowsHonestTuned"] - of_seeds[row]
@@ -212,27 +207,6 @@ def test_the_text_names_the_federations_with_too_many_false_alarms(fifth: pandas
     assert len(missed) == 9
     said = " ".join((pages / "evidence.md").read_text(encoding="utf-8").split())
     assert [name for name in missed if f"{name} {alarms[name]:.1f}%" not in said] == []
-
-
-SHOWN = ("Recommended", "FLTrust, tuned", "FedAvg")  # in the README's sentence
-
-
-def test_the_text_has_the_numbers_of_the_tables(script: ModuleType) -> None:
-    """The one number of the README and of the manual."""
-    leads = _rows(script.make_table("federations", "readme"))
-    lead = leads["FLTrust, tuned"][-1].lstrip("+")
-    within = _rows(script.make_table("federations", "regret"))
-    readme, manual, page = (
-        (ROOT / path).read_text(encoding="utf-8")
-        for path in ("README.md", "docs/evidence.md", "docs/results/evidence.md")
-    )
-    shares = [round(float(within[name][0].rstrip("%"))) for name in SHOWN]
-    ours, fltrust, fedavg = shares
-    assert f"in {ours}% of the cells (FLTrust {fltrust}%, FedAvg {fedavg}%)" in readme
-    assert f"lead over FLTrust is {lead} points" in manual
-    for text in (manual, page):
-        assert within["Recommended"][0] in text
-        assert within["FLTrust, tuned"][0] in text
 
 
 def test_the_figures_of_the_fifth_protocol_show_every_federation(

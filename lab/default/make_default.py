@@ -46,7 +46,7 @@ from clientwise.report.statistics import (
 LAB = Path(__file__).parents[1]
 RAW = LAB / "results"
 DOCS = LAB.parent / "docs" / "results"
-PAGES = (DOCS / "evidence.md", DOCS / "privacy.md", LAB.parent / "README.md")
+PAGES = (DOCS / "evidence.md", DOCS / "privacy.md")
 
 OURS = "Recommended"
 ORACLE = "KnowsHonestTuned"  # regrets are counted against it
@@ -270,24 +270,6 @@ def _leads_markdown(
     return f"{_markdown(heads, rows, texts=('against',))}\n\n*{note}*"
 
 
-def readme_table(raw: pandas.DataFrame) -> str:
-    """The README's table: ours, its strongest rivals, and what they are measured by."""
-    results = results_of(raw)
-    leads = {one.method: one.over_federations for one in _leads(results)}
-    parts = {"no hostile clients": at_share(raw, 0), **by_share(raw)}
-    del parts["all cells"]  # the lead is over all of them
-    means = {label: _means(rows) for label, rows in parts.items()}
-    rows = []
-    for one in _strongest(results, raw, 2):
-        name = f"**`{one.method}`**" if one.method == OURS else _marked(one.method, results)
-        row = [name, *(_percent(mean[one.method]) for mean in means.values())]
-        row.append(_percent(one.worst))
-        row.append("–" if one.method == OURS else _points(leads[one.method]))
-        rows.append(row)
-    columns = ["method", *parts, "worst cell", f"lead of `{OURS}`"]
-    return _markdown(columns, rows, texts=("method",))
-
-
 def regret_table(raw: pandas.DataFrame) -> str:
     """How far every method is behind the one that is told which clients are honest."""
     results = results_of(raw)
@@ -375,7 +357,6 @@ def _uniform_beside(method: str) -> str:
 
 
 TABLES: Mapping[str, Callable[[pandas.DataFrame], str]] = {
-    "readme": readme_table,
     "lead-by-share": lead_by_share_table,
     "regret": regret_table,
     "privacy": privacy_table,

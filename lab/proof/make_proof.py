@@ -1,8 +1,8 @@
-"""The tables of docs/results/proof.md, from the raw results that collect.py wrote.
+"""The tables of docs/results/proof.md and of the README, from the raw results that collect.py wrote.
 
     python lab/proof/make_proof.py lab/results/proof.csv.gz
 
-They stand between `<!-- make_proof -->` and `<!-- end -->`. check_proof.py computes their numbers a second time.
+They stand between `<!-- make_proof -->` and `<!-- end -->`. check_proof.py computes the page's numbers a second time.
 
 A federation is one observation: its cells (a column with its share of hostile clients) and seeds are averaged first.
 Intervals are Student's over federations; p is corrected for the methods of a table (Holm).
@@ -20,7 +20,9 @@ import pandas
 
 from clientwise.report.statistics import Difference, holm, p_number, paired_difference
 
-PAGE = Path(__file__).parents[2] / "docs" / "results" / "proof.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "results" / "proof.md"
+README = ROOT / "README.md"
 PLACE = re.compile(r"(<!-- make_proof -->\n).*?(<!-- end -->)", re.DOTALL)
 OURS = "Recommended"
 ORACLE = "KnowsHonestTuned"
@@ -29,6 +31,16 @@ NO_EVIDENCE = "FedAvg, tuned"  # what `Recommended` is without evidence
 CONTROLS = ("ServerOnly", "ServerOnly, 5 epochs", "ServerTuning")
 AS_IT_IS = "as it is"  # the variant of a federation in which nothing is changed
 WITHIN = 2.0  # points behind the oracle
+# Of the README, in this order
+SHOWN = (
+    "KnowsHonestTuned",
+    OURS,
+    "FLTrust, tuned",
+    "AlignIns, tuned",
+    NO_EVIDENCE,
+    "ServerOnly",
+    "FedAvg",
+)
 # Federations on whose data versions of `Recommended` were run before: docs/results/proof.md
 TOUCHED = (
     "writers",
@@ -47,10 +59,16 @@ CELL = ["federation", "attack", "share"]
 Rows = Sequence[Sequence[str]]
 
 
-def main(raw: Path, page: Path = PAGE) -> None:
-    """Write the tables into the page."""
+def main(raw: Path, page: Path = PAGE, readme: Path = README) -> None:
+    """Write the tables into the pages."""
+    rows = pandas.read_csv(raw)
+    write(page, "\n\n".join(all_tables(rows)))
+    write(readme, readme_table(rows))
+
+
+def write(page: Path, tables: str) -> None:
+    """Put the tables into their place in a page."""
     text = page.read_text(encoding="utf-8")
-    tables = "\n\n".join(all_tables(pandas.read_csv(raw)))
     page.write_text(
         PLACE.sub(lambda found: f"{found[1]}{tables}\n{found[2]}", text), encoding="utf-8"
     )
@@ -173,6 +191,22 @@ def distance(rows: pandas.DataFrame) -> str:
     heads = ["method", "behind, clean", "behind, attacked", f"% of cells within {WITHIN:g} points"]
     heads += ["largest", "at", "worst cell", "at", "time / FedAvg"]
     return markdown(heads, lines)
+
+
+def readme_table(raw: pandas.DataFrame) -> str:
+    """Means over the new federations, and the lead of `Recommended`; empty without the methods that are shown."""
+    new = raw[(raw["variant"] == AS_IT_IS) & ~raw["federation"].isin(TOUCHED)]
+    means = cells(new)
+    if not {*SHOWN} <= {*means.columns}:
+        return ""
+    lines = []
+    for method in SHOWN:
+        levels = [f"{one.mean:.1f}" for one in both(means[method])]
+        leads = ["–"] * 2 if method == OURS else map(interval, both(means[OURS] - means[method]))
+        label = {OURS: f"**`{OURS}`**", ORACLE: f"{ORACLE} †"}.get(method, method)
+        lines.append([label, *levels, f"{means[method].min():.1f}", *leads])
+    heads = ["method", "not hostile", "40% hostile", "worst cell"]
+    return markdown([*heads, "lead, not hostile", "lead, 40% hostile"], lines)
 
 
 def alarms(rows: pandas.DataFrame) -> str:
