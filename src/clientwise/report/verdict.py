@@ -10,7 +10,7 @@ from pandas import DataFrame as Frame
 from pandas import Series
 
 from ..core.reasons import Kept, likely_cause
-from ..record.facts import BY_HOST, unequal_steps
+from ..record.facts import unequal_steps
 from .items import counted, percent
 from .results import Method, Results, at_rounds, client_names, has_hostile
 from .statistics import MIN_SEEDS, Difference
@@ -103,7 +103,7 @@ def _refused(results: Results) -> Iterator[str]:
         if len(reasons) > 1:
             refused += f", most often ({counted(reasons.iloc[0], 'time')})"
         yield f"{one.label}: {refused}: {reason}."
-        if one.run.facts.computed != BY_HOST:  # whose clients have other settings
+        if one.is_by_config:
             causes[likely_cause(kind)] = None
     yield from filter(None, causes)
 
@@ -117,7 +117,7 @@ def _diverged(results: Results) -> Iterator[str]:
             f"{one.label} diverged (seed {seeds}): the loss in the last round is {one.diverged.max():.2g}. "
             "Its metric says nothing else."
         )
-    if found:
+    if any(one.is_by_config for one in found):
         yield "Try a smaller training.learning_rate."
 
 
