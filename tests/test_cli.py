@@ -74,6 +74,7 @@ def test_run_prints_progress_table_and_where_things_are(config: Path, tmp_path: 
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("tiny-")
     assert f"Run folder  runs/{folder.name}" in output
+    assert f" report runs/{folder.name}\n" in output
     shown = clientwise("show", cwd=tmp_path)  # the newest run
     assert "all of it" in shown
     assert "% in round 4" in " ".join(shown.split())  # the headline
@@ -399,6 +400,9 @@ def test_a_new_config_runs(tmp_path: Path) -> None:
     assert "check experiment.toml --data" in written
     assert "ok: experiment.toml" in clientwise("check", "experiment.toml", "--data", cwd=tmp_path)
     assert "experiment.toml: exists already" in clientwise("new", cwd=tmp_path, expect=2)
+    assert "is not a table; name the config with --out my.toml" in clientwise(
+        "new", "my.toml", cwd=tmp_path, expect=2
+    )
     rows = [f"{n % 3},p{n},{n / 7},{'ab'[n % 2]},{'yes' if n % 5 else 'no'}" for n in range(120)]
     (tmp_path / "rows.csv").write_text("\n".join(["site,id,age,sex,ill", *rows]))
     words = ("new", "rows.csv", "--out", "own.toml")

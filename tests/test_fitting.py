@@ -539,6 +539,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         "clients: 'held_out' also names samples of the server: rename the client",
     ),
     "a short keyword": ({"lr": 0.1}, "lr: unknown keyword; did you mean 'learning_rate'"),
+    "a rate below 0": ({"learning_rate": -1}, r"^training\.learning_rate = -1: "),
     "a folder that is none": ({"out": True}, "out = True: must be the path of a folder"),
     "resumed without a folder": ({"resume": True}, "resume=True: out= must name the run folder"),
 }

@@ -26,7 +26,7 @@ class ConfigError(ClientwiseError, ValueError):
     """Everything that is wrong with a config: one line per problem, with file, key and what to do.
 
     Args:
-        source: the name of the config in messages, usually the path of its file.
+        source: the name of the config in messages, usually the path of its file; "" where there is none.
         issues: a key and a message for every problem; "" where no key is to blame.
 
     Example:
@@ -39,8 +39,7 @@ class ConfigError(ClientwiseError, ValueError):
         self.issues = [(shortened(key), shortened(message)) for key, message in issues]
         lines = []
         for key, message in self.issues:
-            subject = f"{source}: {key}" if key else source
-            lines.append(f"{subject}: {message}")
+            lines.append(": ".join(part for part in (source, key, message) if part))
         super().__init__("\n".join(lines))
 
 

@@ -125,7 +125,7 @@ def fit(
         )
     for key in {"data", "partition"} & options.keys():
         hint = "of cw.run: the clients of cw.fit have their samples"
-        raise ConfigError("config", [(key, hint)])
+        raise ConfigError("", [(key, hint)])
     config = {"rounds": rounds, **options}
     if isinstance(config.get("attributes"), Mapping):
         config["attributes"] = {
@@ -391,7 +391,7 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
     if {"method", "methods"} <= options.keys():
         issues.append(("method", "give either method or methods"))
     if issues:
-        raise ConfigError("config", sorted(issues))
+        raise ConfigError("", sorted(issues))
 
 
 def _described(own: OwnData) -> str:

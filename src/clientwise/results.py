@@ -314,7 +314,8 @@ class Run:
         """Write the report: one HTML page, and beside it tables (CSV, LaTeX).
 
         Args:
-            out: the folder; by default `report` in the run folder.
+            out: the folder; by default `report` in the run folder. Without `out=`, `cw.fit` has a temporary run folder:
+                name a folder here to keep the page.
             figures: the formats in which all figures are drawn as files, too.
 
         Returns:

@@ -432,7 +432,7 @@ MEASURED = ["dataset_size", "label_diversity"]
 ATTACKS_ON_THE_WIRE: dict[str, tuple[Tamper, str]] = {
     "NaN": (spoil(0, float("nan")), "model has NaN or Inf"),
     "infinity": (spoil(0, float("inf")), "model has NaN or Inf"),
-    "huge": (spoil(0, 3e38), "update norm is not finite"),
+    "huge": (spoil(0, 3e38), "model norm is not finite"),
     "short": (sends(models=torch.zeros(1, 7)), "wrong size: (7,), expected (650,)"),
     "flat": (sends(models=torch.zeros(650)), "wrong size"),
     "integers": (sends(models=torch.zeros(1, 650).long()), "expected floating point"),

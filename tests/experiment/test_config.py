@@ -191,6 +191,10 @@ def test_clients_without_test_sets_cannot_be_asked_to_test(tiny: dict[str, Any])
         ),
         ('methods = [{name = "a\\nb", like = "FedAvg"}]', "and no control characters"),
         ("= 3", "not valid TOML"),
+        (
+            'methods = ["FedAvg"]\n[[methods]]\nname = "FedYogi"',
+            r"methods is defined twice, as `methods = ...` and as `\[\[methods\]\]`: join them in one",
+        ),
     ],
 )
 def test_what_no_file_can_mean(tmp_path: Path, line: str, reason: str) -> None:

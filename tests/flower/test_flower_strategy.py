@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedTrim
 from grid import become_task
 
 import clientwise as cw
-from clientwise.core.guard import NOT_FINITE, TOO_FAR
+from clientwise.core.guard import NOT_FINITE, TOO_LARGE
 from clientwise.errors import ConfigError
 from clientwise.flower import Weighted
 from clientwise.hosts.flower.strategy import WEIGHT
@@ -112,7 +112,7 @@ KERNEL, BIAS = numpy.ones((2, 2), "float32"), numpy.ones(2, "float32")
     ("bad", "reason"),
     [
         (lambda: reply(4, float("nan"), label_diversity=1.0, num_examples=1), NOT_FINITE.text),
-        (lambda: reply(4, 1e38, label_diversity=1.0, num_examples=1), TOO_FAR.text),
+        (lambda: reply(4, 1e38, label_diversity=1.0, num_examples=1), TOO_LARGE.text),
         (
             lambda: reply(4, 1.0, label_diversity=-1.0, num_examples=1),
             "label_diversity = -1 is outside [0, 1e+12]",

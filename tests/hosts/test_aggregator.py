@@ -224,6 +224,17 @@ def test_a_module_that_is_trained_in_place_does_not_change_the_global_model() ->
     assert moved == pytest.approx([1.0, 1.5])
 
 
+def test_a_value_is_checked_where_it_is_used_and_ignored_elsewhere() -> None:
+    values = sizes(a=1, b=1)
+    values["a"]["training_loss"] = float("nan")
+    values["b"]["training_loss"] = 0.5
+    updates = {"a": model(1.0), "b": model(2.0)}
+    assert cw.Aggregator("FedAvg").aggregate(SENT, updates, values).weights == {"a": 0.5, "b": 0.5}
+    used = cw.Aggregator("FedAvg", criteria=["training_loss"]).aggregate(SENT, updates, values)
+    assert used.weights == {"b": 1.0}
+    assert used.refusals == {"a": "training_loss = nan is outside [0, 1]"}
+
+
 def test_buffers_take_no_server_step() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     sent = module.state_dict()
@@ -241,7 +252,7 @@ def test_a_round_without_a_usable_update_keeps_the_model() -> None:
     assert done.model["bias"].tolist() == [5, 5]
     assert done.refusals == {
         "a": "model of another shape: kernel is not of shape (2, 2)",
-        "b": "update norm is not finite",
+        "b": "model norm is not finite",
     }
     assert done.remarks[-1].startswith("no update was accepted")
     complex_numbers = {name: array * 1j for name, array in SENT.items()}

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy
 import pandas
 
 from clientwise.record.facts import MethodFacts
+from clientwise.record.run import COLUMNS
 
 NAMES = ("Oslo", "Turin", "Graz", "Bern")
 SHARED = ["method", "seed", "round"]
@@ -80,6 +80,7 @@ class Made:
         self.frames |= {"local": self._local(), "weights": self._weights()}
         for name in ("refusals", "steps", "criteria"):
             self.frames[name] = pandas.DataFrame(columns=[*SHARED, *EMPTY[name]])
+        self.frames = {name: _with_all_columns(name, one) for name, one in self.frames.items()}
 
     def frame(self, name: str) -> pandas.DataFrame:
         return self.frames[name]
@@ -144,21 +145,16 @@ class Made:
         return each.assign(metric=each["metric"] - 0.1 * each["client"], loss=0.5)
 
     def _weights(self) -> pandas.DataFrame:
-        weights = {
-            "weight": 0.25,
-            "prior": 0.25,
-            "influence": 0.25,
-            "posterior": numpy.nan,
-            "copies": numpy.nan,
-        }
+        weights = {"weight": 0.25, "prior": 0.25, "influence": 0.25}
         return self._each().drop(columns="metric").assign(refusal=None, **weights)
 
 
-EMPTY = {
-    "refusals": ["client", "name", "hostile", "reason", "kind"],
-    "steps": ["step", "loss", "used"],
-    "criteria": ["client", "criterion", "raw", "normalised"],
-}
+EMPTY = {"refusals": ["client", "name", "hostile"], "steps": [], "criteria": ["client"]}
+
+
+def _with_all_columns(name: str, frame: pandas.DataFrame) -> pandas.DataFrame:
+    """The frame as a run folder has it: a column that is not made is empty."""
+    return frame.reindex(columns=[*frame, *(one for one in COLUMNS[name] if one not in frame)])
 
 
 def seeds(values: Sequence[float], first: int = 1) -> dict[int, list[float]]:

@@ -226,7 +226,7 @@ def test_a_harm_is_stated_only_where_it_is_known_what_is_significant(
 def test_the_terminal_shows_the_chain(frames: RunFolder) -> None:
     text = printed(audits(frames, 5, "all of it"))
     assert "…" not in text  # nothing cut off at 80 columns
-    assert "Not shown in 80 columns: reason, harm." in text
+    assert "Not shown in 80 columns: harm, score, reason." in text
     wide = " ".join(printed(audits(frames, 5, "all of it"), 250).split())
     for one in explain(Round(frames, "all of it", 1, 5)):
         assert one.brief() in wide

@@ -64,6 +64,15 @@ def test_a_narrow_terminal_leaves_out_secondary_columns_and_breaks_no_number() -
     assert "…" not in tight
 
 
+def test_words_are_broken_and_the_first_secondary_column_goes_first() -> None:
+    row = {"client": ["north"], "reason": [6 * "words "], "score": [0.25], "harm": [0.125]}
+    frame = pandas.DataFrame(row)
+    table = Table("t", "A table", frame, secondary=("harm", "score", "reason"))
+    narrow = printed(table, width=40)
+    assert "Not shown in 40 columns: harm." in narrow
+    assert narrow.count("words") == 6
+
+
 def test_names_are_no_markup_and_rows_that_are_marked_are_bold() -> None:
     table = Table("t", "[red]t", pandas.DataFrame({"method": ["[/]a", "b\x1b[2J"]}), bold=(1,))
     console = Console(width=60, file=io.StringIO(), force_terminal=True, highlight=False)

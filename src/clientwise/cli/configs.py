@@ -53,6 +53,8 @@ def new(
     """
     from ..writing import write_atomically
 
+    if table is not None and table.suffix == ".toml":
+        fail(f"{table}: is not a table; name the config with --out {table}")
     if out_file.exists():
         fail(f"{out_file}: exists already; name another file with --out")
     data = '"digits"                          # 1,797 images, inside scikit-learn'

@@ -132,7 +132,9 @@ def run(
     elif folder and resume and not any(folder.glob("*")):
         fail(f"{folder}: there is no run here to resume")
     else:
-        _run_and_show(loaded, folder, resume, accept_changes)
+        done = _run_and_show(loaded, folder, resume, accept_changes)
+        if not (done / "report").exists():
+            print_lines([f"Report      {command_name()} report {shlex.quote(str(done))}"])
 
 
 def _repeat(folder: Path, without: str, out_folder: Path | None) -> None:

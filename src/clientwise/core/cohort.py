@@ -17,6 +17,7 @@ from .method import Method, Plan
 from .objective.problem import Problem
 from .seeding import derive_seed
 from .types import (
+    ClientColumns,
     Evaluation,
     Folded,
     Gathered,
@@ -49,9 +50,7 @@ class Cohort:
         self.client_ids: list[int] = []
         self.refusals: list[Refusal] = []
         self.notes: tuple[str, ...] = ()  # of the engine
-        self.raw = torch.zeros(0, len(method.criteria), dtype=torch.float64)  # [n, m]
-        self.training_loss = torch.zeros(0)  # [n]
-        self.seconds = torch.zeros(0)  # [n]
+        self.columns = ClientColumns.none(len(method.criteria))  # once all are there
         self.state = state  # before the round
         self.method = method
         self.plan = plan
@@ -68,7 +67,7 @@ class Cohort:
         self._held = self._hold_models(is_part)
         waits = method.sees_whole_cohort or bool(self.pairs)
         self._waiting: list[Updates] | None = [] if waits else None
-        self._chunks: list[tuple[Tensor, Tensor, Tensor]] = []  # raw, training_loss, seconds
+        self._chunks: list[ClientColumns] = []
 
     def gather(self, task: Task) -> None:
         """Have the clients train, and guard, measure and fold their updates as they arrive."""
@@ -111,16 +110,13 @@ class Cohort:
 
     def _join(self) -> None:
         if self._chunks:
-            columns = zip(*self._chunks, strict=True)
-            self.raw, self.training_loss, self.seconds = (torch.cat(column) for column in columns)
+            self.columns = ClientColumns.joined(self._chunks)
 
     def _order_as_asked(self) -> None:
         rank = {client: position for position, client in enumerate(self.asked)}
         rows = sorted(range(len(self.client_ids)), key=lambda row: rank[self.client_ids[row]])
         self.client_ids = [self.client_ids[row] for row in rows]
-        self.raw = self.raw[rows]
-        self.training_loss = self.training_loss[rows]
-        self.seconds = self.seconds[rows]
+        self.columns = self.columns.in_order(rows)
         self.refusals.sort(key=lambda refusal: rank[refusal.client_id])
 
     def judge(self, models: Tensor) -> Evaluation:
@@ -166,9 +162,7 @@ class Cohort:
         assert isinstance(self._held, SubsetSums)
         return Folded(
             client_ids=tuple(self.client_ids),
-            raw=self.raw,
-            training_loss=self.training_loss,
-            seconds=self.seconds,
+            columns=self.columns,
             refusals=tuple(self.refusals),
             notes=self.notes,
             totals=self._held.totals,
@@ -182,7 +176,12 @@ class Cohort:
         self._refuse(part.refusals)
         self.notes += part.notes
         self._seen.update(part.client_ids)
-        self._append(part.client_ids, part.raw, part.training_loss, part.seconds)
+        self._append(part.client_ids, part.columns)
+
+    @property
+    def raw(self) -> Tensor:
+        """The criteria [n, m]."""
+        return self.columns.raw
 
     @property
     def scales(self) -> Tensor:
@@ -285,13 +284,12 @@ class Cohort:
         )
         self._refuse(refused)
         self._held.add(method.score.prepare(method.names, raw), updates.models)
-        self._append(updates.client_ids, raw, updates.training_loss, updates.seconds)
+        columns = ClientColumns(raw, updates.training_loss, updates.seconds)
+        self._append(updates.client_ids, columns)
 
-    def _append(
-        self, client_ids: Sequence[int], raw: Tensor, training_loss: Tensor, seconds: Tensor
-    ) -> None:
+    def _append(self, client_ids: Sequence[int], columns: ClientColumns) -> None:
         self.client_ids += client_ids
-        self._chunks.append((raw, training_loss, seconds))
+        self._chunks.append(columns)
 
     def _refuse(self, refusals: Sequence[Refusal]) -> None:
         self.refusals += refusals

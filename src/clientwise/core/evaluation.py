@@ -137,13 +137,11 @@ def record_round(
     clock = cohort.engine.clock
     return RoundRecord(
         **weighing,
+        **vars(cohort.columns),
         round_num=state.round_num,
         client_ids=tuple(cohort.client_ids),
         criteria=cohort.method.names,
-        raw=cohort.raw,
         normalised=divide(cohort.raw, cohort.scales),
-        training_loss=cohort.training_loss,
-        seconds=cohort.seconds,
         refusals=tuple(cohort.refusals),
         # Without weights, see the notes
         no_effect=cohort.no_effect if chosen.weights.any() else (),

@@ -14,7 +14,7 @@ from .reasons import Reason
 from .types import Refusal, Updates
 
 NOT_FINITE = Reason("model has NaN or Inf", "diverged")
-TOO_FAR = Reason("update norm is not finite", "diverged")
+TOO_LARGE = Reason("model norm is not finite", "diverged")
 
 
 def inspect_updates(
@@ -62,7 +62,7 @@ def inspect_models(models: Tensor) -> list[Reason | str | None]:
     norms = torch.linalg.vector_norm(models, dim=1).cpu()  # a GPU is waited for once, here
     too_large = ~norms.isfinite()
     for row in too_large.nonzero().flatten().tolist():
-        reasons[row] = TOO_FAR if bool(models[row].isfinite().all()) else NOT_FINITE
+        reasons[row] = TOO_LARGE if bool(models[row].isfinite().all()) else NOT_FINITE
     return reasons
 
 

@@ -207,6 +207,31 @@ class Updates:
 
 
 @dataclass(frozen=True)
+class ClientColumns:
+    """What a round knows of each accepted client: a column is a field here, set in `Cohort._take`."""
+
+    raw: Tensor  # [n, m] the criteria
+    training_loss: Tensor  # [n]
+    seconds: Tensor  # [n]
+
+    @staticmethod
+    def none(num_criteria: int) -> ClientColumns:
+        """The columns of no clients."""
+        nothing = torch.zeros(0, dtype=torch.float64)
+        return ClientColumns(nothing.reshape(0, num_criteria), nothing, nothing)
+
+    @staticmethod
+    def joined(parts: Sequence[ClientColumns]) -> ClientColumns:
+        """Several parts, below each other."""
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return ClientColumns(*map(torch.cat, columns))
+
+    def in_order(self, rows: Sequence[int]) -> ClientColumns:
+        """The rows in another order."""
+        return ClientColumns(*(column[rows] for column in vars(self).values()))
+
+
+@dataclass(frozen=True)
 class Folded:
     """A part of a cohort that was guarded, measured and added up where its clients trained.
 
@@ -214,9 +239,7 @@ class Folded:
     """
 
     client_ids: tuple[int, ...]  # accepted
-    raw: Tensor  # [n, m] their criteria
-    training_loss: Tensor  # [n]
-    seconds: Tensor  # [n]
+    columns: ClientColumns
     refusals: tuple[Refusal, ...]
     notes: tuple[str, ...]
     totals: Tensor  # [t] see `aggregation.sums.SubsetSums`
@@ -433,16 +456,13 @@ class PrivacyRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundRecord(Weighing):
+class RoundRecord(Weighing, ClientColumns):
     """What happened in a round, with all that is needed to explain every weight."""
 
     round_num: int
-    client_ids: tuple[int, ...]  # accepted; the rows of the tensors below
+    client_ids: tuple[int, ...]  # accepted; the rows of the tensors [n, ...]
     criteria: tuple[str, ...]
-    raw: Tensor  # [n, m]
     normalised: Tensor  # [n, m]
-    training_loss: Tensor  # [n]
-    seconds: Tensor  # [n]
     refusals: tuple[Refusal, ...]
     no_effect: tuple[str, ...]  # criteria that were constant across clients
     # Orders and their metrics, as they were tried

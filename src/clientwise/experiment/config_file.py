@@ -11,6 +11,7 @@ methods = ["FedAvg", "AdaFed"]          # of the methods, only these
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -72,7 +73,8 @@ def presets_of(source: str | Path) -> list[str]:
 def read_source(source: str | Path | Mapping[str, Any]) -> Source:
     """A config as it is written, without presets and named methods."""
     if isinstance(source, Mapping):
-        return Source("config", Path.cwd(), _copy(source))
+        where = "config" if source else ""  # keywords alone
+        return Source(where, Path.cwd(), _copy(source))
     where = str(source)
     try:
         with Path(source).open("rb") as file:
@@ -92,10 +94,20 @@ def read_source(source: str | Path | Mapping[str, Any]) -> Source:
     except UnicodeDecodeError:
         raise _refused(where, "is not UTF-8 text; save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
-        raise _refused(where, f"not valid TOML: {error}") from None
+        twice = _defined_twice(content.decode())
+        raise _refused(where, f"not valid TOML: {twice or error}") from None
     if "matrix" not in table:  # a matrix has a name of its own
         table.setdefault("name", path.stem)
     return Source(where, path.parent, table)
+
+
+def _defined_twice(text: str) -> str | None:
+    """A message where a key of the top level has a value, and further down a table, too."""
+    top, *_ = re.split(r"^\[", text, maxsplit=1, flags=re.MULTILINE)
+    for key in re.findall(r"^(\w+)\s*=", top, re.MULTILINE):
+        if table := re.search(rf"^\[+{key}\b.*?\]+", text, re.MULTILINE):
+            return f"{key} is defined twice, as `{key} = ...` and as `{table[0]}`: join them in one"
+    return None
 
 
 def _refused(where: str, reason: str) -> ConfigError:

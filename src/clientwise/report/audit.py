@@ -177,7 +177,7 @@ def _clients(at: Round, told: Sequence[Explanation]) -> Table:
         frame.join(pandas.DataFrame(values)),
         " ".join(means for column, means in MEANINGS.items() if column in rows),
         formats=FORMATS,
-        secondary=("reason", "harm", "history z"),
+        secondary=("harm", "history z", "score", "reason"),
     )
 
 

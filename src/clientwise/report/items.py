@@ -178,7 +178,9 @@ class Table:
     formats: Mapping[str, Format | Sequence[str]] = field(default_factory=dict)
     within: tuple[str, ...] = ()  # columns that stand in the texts of others: only a CSV has them
     bold: tuple[int, ...] = ()  # positions of rows
-    secondary: tuple[str, ...] = ()  # columns that a narrow terminal leaves out
+    secondary: tuple[
+        str, ...
+    ] = ()  # columns that a narrow terminal leaves out, the first ones first
 
     @property
     def columns(self) -> list[str]:

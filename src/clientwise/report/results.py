@@ -16,7 +16,7 @@ from pandas import DataFrame as Frame
 from pandas import Series
 
 from ..errors import RunError, shortened
-from ..record.facts import MethodFacts
+from ..record.facts import BY_HOST, MethodFacts
 from ..record.files import is_locked
 from ..record.run import RunFolder
 from ..record.tables import VALUES
@@ -61,6 +61,11 @@ class Method:
     def about(self) -> MethodFacts:
         """What it is, as the run has recorded it."""
         return self.run.about(self.name)
+
+    @property
+    def is_by_config(self) -> bool:
+        """Whether its clients train as a config says; those of an aggregator have settings of their own."""
+        return self.run.facts.computed != BY_HOST
 
     @property
     def marked(self) -> str:

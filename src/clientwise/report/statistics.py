@@ -61,13 +61,18 @@ class Difference:
         return self._is_unlikely and self.pairs >= MIN_SEEDS
 
     @property
+    def is_of_too_few(self) -> bool:
+        """Whether p < 0.05, but with fewer than five pairs."""
+        return self._is_unlikely and self.pairs < MIN_SEEDS
+
+    @property
     def _is_unlikely(self) -> bool:
         return self.p_value is not None and self.p_value < SIGNIFICANCE
 
     def significance(self, pairs: str = "seeds") -> str:
         """Whether it is significant, in words, with its p."""
-        if self._is_unlikely and self.pairs < MIN_SEEDS:
-            return f"{self.chance}; no significance is claimed with fewer than {MIN_SEEDS} {pairs}"
+        if self.is_of_too_few:
+            return f"no significance is claimed with fewer than {MIN_SEEDS} {pairs}"
         return f"{'' if self.is_significant else 'not '}statistically significant ({self.chance})"
 
     @property

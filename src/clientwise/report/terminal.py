@@ -36,6 +36,8 @@ from .verdict import headline, in_words
 if TYPE_CHECKING:
     from ..experiment.tune import Trial
 
+NARROWEST = 24  # characters of a column of words, where the terminal is narrow
+
 
 def print_items(console: Console, items: Iterable[Item]) -> None:
     """Print tables and texts; charts are for pages."""
@@ -48,18 +50,27 @@ def print_items(console: Console, items: Iterable[Item]) -> None:
 
 
 def _fitting(console: Console, item: Table) -> RichTable:
-    """A table; where it is wider than the terminal, without its secondary columns."""
-    fitting = _rich(item, item.columns)
+    """A table; while it is wider than the terminal, its secondary columns are left out, one after the other."""
+    shown = list(item.columns)
+    missing = []
     unlimited = console.options.update(max_width=10_000)
-    if item.secondary and console.measure(fitting, options=unlimited).maximum > console.width:
-        fitting = _rich(item, [name for name in item.columns if name not in item.secondary])
-        missing = ", ".join(name for name in item.columns if name in item.secondary)
-        fitting.caption = escape(f"Not shown in {console.width} columns: {missing}.")
+    for name in item.secondary:
+        narrowest = _rich(item, shown, NARROWEST)
+        if console.measure(narrowest, options=unlimited).maximum <= console.width:
+            break
+        if name in shown:
+            shown.remove(name)
+            missing.append(name)
+    fitting = _rich(item, shown)
+    if missing:
+        caption = f"Not shown in {console.width} columns: {', '.join(missing)}."
+        fitting.caption = escape(caption)
         fitting.caption_justify = "left"
     return fitting
 
 
-def _rich(item: Table, shown: Sequence[str]) -> RichTable:
+def _rich(item: Table, shown: Sequence[str], most: int | None = None) -> RichTable:
+    """A table of the columns `shown`; columns of words have at most `most` characters."""
     found = RichTable(
         title=escape(item.title),
         title_justify="left",
@@ -73,7 +84,7 @@ def _rich(item: Table, shown: Sequence[str]) -> RichTable:
             head = escape(name).replace(" ", "\n")
             found.add_column(head, justify="right", overflow="fold")
         else:
-            found.add_column(escape(name), overflow="fold")
+            found.add_column(escape(name), overflow="fold", max_width=most)
     for number, texts in enumerate(item.texts()):
         named = dict(zip(item.columns, texts, strict=True))
         style = "bold" if number in item.bold else None

@@ -92,15 +92,19 @@ def _refused(results: Results) -> Iterator[str]:
         honest = one.refusals[one.refusals["hostile"].isna()]
         if honest.empty:
             continue
-        reason, kind = honest[["reason", "kind"]].value_counts(dropna=False).index[0]
+        reasons = honest[["reason", "kind"]].value_counts(dropna=False)
+        reason, kind = reasons.index[0]
         count = len(one.refusals)
         refused = f"{count:,} of {one.arrived:,} updates were refused"
         if not one.learned:
             refused = f"no update was accepted ({count:,} refused); its model is the initial one"
         elif has_hostile(one.run):  # otherwise which clients are honest is not known
             refused += f", {len(honest):,} of them from honest clients"
+        if len(reasons) > 1:
+            refused += f", most often ({counted(reasons.iloc[0], 'time')})"
         yield f"{one.label}: {refused}: {reason}."
-        causes[likely_cause(kind)] = None
+        if one.is_by_config:
+            causes[likely_cause(kind)] = None
     yield from filter(None, causes)
 
 
@@ -113,7 +117,7 @@ def _diverged(results: Results) -> Iterator[str]:
             f"{one.label} diverged (seed {seeds}): the loss in the last round is {one.diverged.max():.2g}. "
             "Its metric says nothing else."
         )
-    if found:
+    if any(one.is_by_config for one in found):
         yield "Try a smaller training.learning_rate."
 
 
@@ -291,7 +295,7 @@ def _compared(results: Results) -> Iterator[str]:
 
 
 def in_words(difference: Difference, results: Results) -> str:
-    """A difference with its interval and whether it is significant; of one seed, alone."""
+    """A difference with its interval and, with enough seeds, whether it is significant; of one seed, alone."""
     text = "no difference"
     if difference.mean:
         is_better = (difference.mean > 0) == results.facts.higher_is_better
@@ -304,7 +308,8 @@ def in_words(difference: Difference, results: Results) -> str:
     low, high = map(results.unit.signed, difference.interval)
     corrected = ", Holm" if difference.tests > 1 else ""
     interval = f"95% confidence interval {low} to {high}{corrected}, {difference.pairs} seeds"
-    return f"{text} ({interval}), {difference.significance()}"
+    text += f" ({interval})"
+    return text if difference.is_of_too_few else f"{text}, {difference.significance()}"
 
 
 def _undertrained(results: Results) -> Iterator[str]:

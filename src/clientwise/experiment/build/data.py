@@ -46,7 +46,7 @@ def load_samples(experiment: Experiment) -> Samples:
         raise ConfigError(experiment.source, [(key, MISSING[key]) for key in missing])
     folder = data_folder(experiment)
     load: Callable[[], Samples] = partial(make(DATASETS, named), folder)
-    where = f"{experiment.source}: data"
+    where = f"{experiment.source or 'config'}: data"
     try:
         if experiment.features is None:
             samples = load()
