@@ -318,7 +318,7 @@ RESULTS = sorted((ROOT / "docs" / "results").glob("*.md"))
 # Pages of results: a table is filled by a script of lab/, or its section says what made it.
 OF_RESULTS = ("performance.md", "reproduction.md", *(f"results/{page.name}" for page in RESULTS))
 FILLED = re.compile(
-    r"<!-- (run \S+|quick|inventory|findings P\d|make_default: \S+ \S+) -->.*?<!-- end -->",
+    r"<!-- (run \S+|quick|inventory|findings P\d|make_\w+(: .+)?|select_federations) -->.*?<!-- end -->",
     re.DOTALL,
 )
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)

@@ -14,7 +14,7 @@ import numpy
 import pandas
 import pytest
 import torch
-from proof import check_proof, collect, domains, make_proof
+from proof import check_proof, collect, make_proof
 from scipy import stats
 
 from clientwise.data.federated import FederatedData, Samples
@@ -76,7 +76,9 @@ def file(raw: pandas.DataFrame, tmp_path: Path) -> Path:
 def page(file: Path, tmp_path: Path) -> Path:
     path = tmp_path / "proof.md"
     path.write_text("# Proof\n\n<!-- make_proof -->\n<!-- end -->\n\n1.0\n", encoding="utf-8")
-    make_proof.main(file, path)
+    readme = path.with_name("README.md")
+    readme.write_text("<!-- make_proof -->\n<!-- end -->\n", encoding="utf-8")
+    make_proof.main(file, path, readme)
     return path
 
 
@@ -222,7 +224,13 @@ def divided(samples: Samples) -> FederatedData:
     )
 
 
-def test_the_servers_set_can_be_wrong_or_biased() -> None:
+@pytest.fixture
+def domains() -> ModuleType:
+    """The plugin, whose parts are registered for this test alone."""
+    return importlib.import_module("proof.domains")
+
+
+def test_the_servers_set_can_be_wrong_or_biased(domains: ModuleType) -> None:
     def weigh(**options: Any) -> tuple[torch.Tensor, torch.Tensor]:
         samples = domains.flawed_server(None, of=DIGITS, **options)
         held = divided(samples).weigh
@@ -238,7 +246,7 @@ def test_the_servers_set_can_be_wrong_or_biased() -> None:
     assert labels.unique().tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9]
 
 
-def test_every_nth_client_can_be_flawed() -> None:
+def test_every_nth_client_can_be_flawed(domains: ModuleType) -> None:
     plain = divided(domains.flawed_clients(None, of=DIGITS))
     flawed = divided(domains.flawed_clients(None, of=DIGITS, every=2, wrong=0.5, blur=1.0))
     assert flawed.attributes["sound"].tolist() == [0, 1, 0]

@@ -485,13 +485,6 @@ FIGURES: Mapping[Path, tuple[str, Callable[[pandas.DataFrame], Drawn]]] = {
 }
 
 
-def _strongest(results: Results, raw: pandas.DataFrame, rivals: int) -> list[Any]:
-    """Ours, the strongest rivals, and the methods that everything is measured by."""
-    lines = _by_mean(results)
-    shown = {OURS, ORACLE, *BASELINES, *_rivals(results, raw)[:rivals]}
-    return [one for one in lines if one.method in shown]
-
-
 def _rivals(results: Results, raw: pandas.DataFrame) -> list[str]:
     """The other usable methods but the baselines, the best mean first."""
     lines = _by_mean(results)

@@ -59,7 +59,7 @@ CELL = ["federation", "attack", "share"]
 Rows = Sequence[Sequence[str]]
 
 
-def main(raw: Path, page: Path = PAGE, readme: Path = README) -> None:
+def main(raw: Path, page: Path, readme: Path) -> None:
     """Write the tables into the pages."""
     rows = pandas.read_csv(raw)
     write(page, "\n\n".join(all_tables(rows)))
@@ -274,4 +274,4 @@ def markdown(heads: Sequence[str], lines: Rows) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), PAGE, README)
