@@ -160,6 +160,24 @@ def leads(runs: list[Run], wanted: Callable[[str], bool]) -> dict[str, list[floa
     return found
 
 
+def by_attack(runs: list[Run]) -> dict[str, list[float | str]]:
+    """The lead under each attack."""
+    points = cell_means(run for run in runs if float(run.cell[2]) > 0)
+    found: dict[str, list[float | str]] = {}
+    for method in {run.method for run in runs}:
+        if not method.endswith(", tuned") and method != "KnowsHonestTuned":
+            continue
+        found[method] = []
+        for attack in sorted({cell[1] for cell in points}):
+            lead = {
+                cell: row["Recommended"] - row[method]
+                for cell, row in points.items()
+                if cell[1] == attack and method in row
+            }
+            found[method] += over_federations(lead)[:3]
+    return found
+
+
 def chassis(name: str) -> bool:
     """Whether a method has the same clipping, steps and fine-tuning, or is a control without them."""
     return name.endswith(", tuned") or name.startswith("Server")
@@ -250,6 +268,7 @@ def variants(runs: list[Run]) -> dict[str, list[float | str]]:
 
 EXPECTED: dict[str, Callable[[list[Run]], dict[str, list[float | str]]]] = {
     "Lead on the same chassis": lambda runs: leads(runs, chassis),
+    "Lead by attack": by_attack,
     "Lead over methods as published": lambda runs: leads(runs, published),
     "What each part brings": lambda runs: leads(runs, part_left_out),
     "Distance to the oracle": distances,
