@@ -34,7 +34,7 @@ from recorded import curve
 
 ROOT = Path(__file__).parents[1]
 EVERY = sorted((ROOT / "lab").glob("*/*.toml"))
-MATRICES = [path for path in EVERY if "[matrix]" in path.read_text(encoding="utf-8")]
+MATRICES = [path for path in EVERY if "\n[matrix" in path.read_text(encoding="utf-8")]
 FILES = {path.stem: path for path in EVERY if path not in MATRICES}
 PAPERS = {
     "p1-mnist-iid",
