@@ -261,3 +261,18 @@ def test_every_nth_client_can_be_flawed(domains: ModuleType) -> None:
         assert (blurry[indices] == 1 - is_sound).all()
     assert flawed.report is not None
     assert not blurry[flawed.report.indices].any()
+
+
+def test_the_page_on_backdoors_has_the_tables_of_its_raw_results() -> None:
+    made = importlib.import_module("backdoors.make_backdoors")
+    text = made.PAGE.read_text(encoding="utf-8")
+    for name, table in made.all_tables(pandas.read_csv(made.RAW)).items():
+        assert f"<!-- make_backdoors: {name} -->\n{table}\n<!-- end -->" in text
+
+
+def test_the_page_of_the_proof_has_the_numbers_of_its_raw_results() -> None:
+    page = make_proof.PAGE.read_text(encoding="utf-8")
+    results = make_proof.ROOT / "lab" / "results" / "proof.csv.gz"
+    assert check_proof.differences(page, check_proof.read(results)) == []
+    readme = make_proof.README.read_text(encoding="utf-8")
+    assert make_proof.readme_table(pandas.read_csv(results)) in readme
