@@ -15,7 +15,7 @@ needs a smaller common change of the inputs than others do (Neural Cleanse, Wang
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ..aggregation.robust import combine
-from ..types import Gathered, LocalTraining, Scanned, ServerNetwork
+from ..types import Gathered, LocalTraining, Scanned, ServerNetwork, Suspect
 
 # The scan
 TURNED = 0.7  # share of the inputs of other classes that a pattern has to turn
@@ -48,6 +48,7 @@ ENDS = 0.2  # suspicion below this ends
 # Attribution, and unlearning
 SPREAD = 0.04  # least standard deviation of the clients' reactions, in units of their median
 HEIGHT = 1.5  # evidence of one standard deviation of the reactions
+NAMED = 4.0  # evidence above which a client is recorded with the suspect class
 SHARE = 0.3  # of the loss with the triggers, where they are unlearned
 
 
@@ -259,6 +260,20 @@ class Suspicion:
         unit = float(to_trigger.median().abs())
         return torch.minimum(outlying(to_trigger, unit), outlying(to_trigger - to_natural, unit))
 
+    def suspect(self, label: int, z: Tensor, client_ids: Sequence[int]) -> Suspect:
+        """A suspect class for the record, with the clients that stand out by z [n]."""
+        most_first = z.argsort(descending=True).tolist()
+        is_renewed = (
+            float(self.strength[label]) == 1
+        )  # later, the pattern resembles the trigger less
+        return Suspect(
+            label,
+            norm=float(self.found[label]),
+            usual=float(self.usual[label]),
+            clients=tuple(client_ids[row] for row in most_first if z[row] > NAMED),
+            pattern=self.triggers[label].cpu() if is_renewed else None,
+        )
+
 
 def _median_of_others(ratios: Tensor) -> Tensor:
     """For every class, the median over the other classes [C]."""
@@ -300,20 +315,16 @@ def watch(gathered: Gathered, weights: Tensor, memory: Mapping[str, Tensor]) -> 
         own = gathered.train_server(gathered.global_model, training)
         suspicion = Suspicion.begin(network, own)
     suspects = suspicion.classes
-    z = None
+    z = {}
     if suspects:
         mean = gathered.global_model + combine(weights, gathered.updates)
         suspicion = suspicion.with_triggers(network, mean)
-        each = [suspicion.stand_out(network, gathered, label) for label in suspects]
-        z = HEIGHT * torch.stack(each).amax(0)
+        z = {one: HEIGHT * suspicion.stand_out(network, gathered, one) for one in suspects}
     return Scanned(
-        z=z,
+        z=torch.stack([*z.values()]).amax(0) if suspects else None,
         patterns=suspicion.triggers[suspects] if suspects else None,
-        notes=tuple(
-            f"class {label} reacts to a common pattern of norm {float(suspicion.found[label]):.2g}, and in a "
-            f"model of the server's samples to one of {float(suspicion.usual[label]):.2g}: a backdoor is suspected"
-            for label in suspects
-        ),
+        suspects=tuple(suspicion.suspect(one, z[one], gathered.client_ids) for one in suspects),
+        notes=tuple(f"class {one}: a backdoor is suspected" for one in suspects),
         memory={f"scan_{name}": values for name, values in vars(suspicion).items()},
     )
 
