@@ -332,23 +332,13 @@ class LookBack:
 
 
 @dataclass(frozen=True)
-class Suspect:
-    """A class that reacts to a common pattern."""
-
-    label: int
-    norm: float  # of the pattern with which the suspicion began
-    usual: float  # norm that a model of the server's samples needs
-    clients: tuple[int, ...]  # that stand out, the most first
-    pattern: Tensor | None  # [...] in rounds that renew the suspicion, else None
-
-
-@dataclass(frozen=True)
 class Scanned:
     """What a scan for backdoors tells; see `evidence/backdoor.py`."""
 
     z: Tensor | None = None  # [n] reaction of each client's model to suspect patterns
     patterns: Tensor | None = None  # [p, ...] to be unlearned
-    suspects: tuple[Suspect, ...] = ()
+    # Suspect classes as they are recorded (docs/frames.md)
+    suspects: list[dict[str, Any]] | None = None
     notes: tuple[str, ...] = ()
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # for the next round
 

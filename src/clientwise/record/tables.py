@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # reading a run needs no PyTorch
     from torch import Tensor
 
     from ..core.objective.problem import Problem
-    from ..core.types import Evaluation, RoundRecord, Suspect
+    from ..core.types import Evaluation, RoundRecord
 
 Get = Callable[["Round"], Any]
 
@@ -96,7 +96,7 @@ VALUES: dict[str, Get] = {
     "held_out_loss": attrgetter("held_out_loss"),
     "held_out_change": attrgetter("record.evidence.held_out_change"),
     "candidates": lambda r: r.record.candidates or None,
-    "suspects": lambda r: [_suspect(one) for one in r.record.evidence.scanned.suspects] or None,
+    "suspects": attrgetter("record.evidence.scanned.suspects"),
     "loss_state": lambda r: _changed_loss(r.record, r.problem),
     "notes": lambda r: [*r.record.notes, *_not_evaluated(r.record.local, r.names)],
     "epsilon": lambda r: r.record.released and r.record.released.epsilon,
@@ -198,12 +198,6 @@ def _changed_loss(record: RoundRecord, problem: Problem) -> dict[str, Any] | Non
     """The loss of the next round, where it is another than the problem's own."""
     loss = record.loss.record()
     return {"kind": loss.kind, **loss.options} if loss != problem.loss.record() else None
-
-
-def _suspect(one: Suspect) -> dict[str, Any]:
-    """A class that reacts to a common pattern; the pattern in nested lists, to five decimals."""
-    pattern = None if one.pattern is None else one.pattern.double().round(decimals=5).tolist()
-    return {**vars(one), "pattern": pattern}
 
 
 def _sum_over(hostile: Collection[int], clients: tuple[int, ...], weights: Tensor) -> float | None:

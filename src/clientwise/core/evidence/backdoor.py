@@ -15,15 +15,16 @@ needs a smaller common change of the inputs than others do (Neural Cleanse, Wang
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ..aggregation.robust import combine
-from ..types import Gathered, LocalTraining, Scanned, ServerNetwork, Suspect
+from ..types import Gathered, LocalTraining, Scanned, ServerNetwork
 
 # The scan
 TURNED = 0.7  # share of the inputs of other classes that a pattern has to turn
@@ -260,19 +261,20 @@ class Suspicion:
         unit = float(to_trigger.median().abs())
         return torch.minimum(outlying(to_trigger, unit), outlying(to_trigger - to_natural, unit))
 
-    def suspect(self, label: int, z: Tensor, client_ids: Sequence[int]) -> Suspect:
-        """A suspect class for the record, with the clients that stand out by z [n]."""
-        most_first = z.argsort(descending=True).tolist()
-        is_renewed = (
-            float(self.strength[label]) == 1
-        )  # later, the pattern resembles the trigger less
-        return Suspect(
-            label,
-            norm=float(self.found[label]),
-            usual=float(self.usual[label]),
-            clients=tuple(client_ids[row] for row in most_first if z[row] > NAMED),
-            pattern=self.triggers[label].cpu() if is_renewed else None,
-        )
+    def recorded(self, label: int, z: Tensor, gathered: Gathered) -> dict[str, Any]:
+        """What the record has of a suspect class, with the clients that stand out by z [n]."""
+        pattern = None
+        if self.strength[label] == 1:  # later, it resembles the trigger less
+            pattern = self.triggers[label].double().round(decimals=5).tolist()
+        return {
+            "class": label,
+            "norm": float(self.found[label]),
+            "usual": float(self.usual[label]),
+            "clients": [
+                one for one, own in zip(gathered.client_ids, z, strict=True) if own > NAMED
+            ],
+            "pattern": pattern,
+        }
 
 
 def _median_of_others(ratios: Tensor) -> Tensor:
@@ -315,15 +317,14 @@ def watch(gathered: Gathered, weights: Tensor, memory: Mapping[str, Tensor]) -> 
         own = gathered.train_server(gathered.global_model, training)
         suspicion = Suspicion.begin(network, own)
     suspects = suspicion.classes
-    z = {}
     if suspects:
         mean = gathered.global_model + combine(weights, gathered.updates)
         suspicion = suspicion.with_triggers(network, mean)
-        z = {one: HEIGHT * suspicion.stand_out(network, gathered, one) for one in suspects}
+    z = {one: HEIGHT * suspicion.stand_out(network, gathered, one) for one in suspects}
     return Scanned(
         z=torch.stack([*z.values()]).amax(0) if suspects else None,
         patterns=suspicion.triggers[suspects] if suspects else None,
-        suspects=tuple(suspicion.suspect(one, z[one], gathered.client_ids) for one in suspects),
+        suspects=[suspicion.recorded(one, z[one], gathered) for one in suspects] or None,
         notes=tuple(f"class {one}: a backdoor is suspected" for one in suspects),
         memory={f"scan_{name}": values for name, values in vars(suspicion).items()},
     )
