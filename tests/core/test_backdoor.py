@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -93,8 +94,13 @@ def test_clients_that_put_a_backdoor_back_stand_out(network: ServerNetwork) -> N
     hostile = last.z[[1, 5]]
     assert float(hostile.min()) > 6  # what a round needs to lower a weight
     assert float(hostile.min()) > 2 * float(last.z[[0, 2, 3, 4, 6, 7]].max())
-    assert last.notes[0].startswith(f"class {TARGET} reacts to a common pattern of norm")
-    assert len(last.notes) == len(last.patterns) == 1
+    assert last.notes == (f"class {TARGET}: a backdoor is suspected",)
+    (suspect,) = last.suspects
+    assert suspect["class"] == TARGET
+    assert suspect["clients"] == [1, 5]
+    assert suspect["norm"] < 0.75 * suspect["usual"]
+    assert int(numpy.abs(suspect["pattern"]).argmax()) == TRIGGER
+    assert suspect["pattern"] == pytest.approx(last.patterns[0].tolist(), abs=1e-5)
 
 
 def test_without_a_backdoor_no_class_is_suspect(network: ServerNetwork) -> None:
@@ -103,6 +109,7 @@ def test_without_a_backdoor_no_class_is_suspect(network: ServerNetwork) -> None:
     for found in watched(network, updates, model(), rounds=12):
         assert found.z is None
         assert found.patterns is None
+        assert not found.suspects
         assert not found.notes
 
 
@@ -173,6 +180,11 @@ def test_in_a_federation_the_backdoor_goes_and_so_do_those_who_planted_it(tmp_pa
     assert float(hostile["influence"].max()) < 0.01
     accuracy = run.frame("rounds").set_index(["method", "round"])["metric"]
     assert accuracy["scanned", 16] > accuracy["default", 16] - 0.05
+    suspects = run.frame("rounds").query("method == 'scanned'")["suspects"].dropna()
+    first = suspects.iloc[0][0]
+    assert first["class"] == 7
+    assert {*first["clients"]} <= {*hostile["client"]}
+    assert numpy.shape(first["pattern"]) == (1, 8, 8)
     told = [cw.Run(run.folder).why(client, method="scanned") for client in hostile["client"]]
     assert any("pattern of a suspected backdoor" in str(one) for one in told)
 

@@ -65,6 +65,23 @@ def test_what_is_probably_not_meant_is_said(
     assert re.search(said, caplog.text)
 
 
+def test_texts_are_not_scanned_for_backdoors(tmp_path: Path) -> None:
+    evidence = {"name": "significance", "backdoors": True}
+    config = {
+        "name": "texts",
+        "rounds": 1,
+        "server_set": {"fraction": 0.3},
+        "methods": [{"name": "scanned", "like": "Recommended", "evidence": evidence}],
+    }
+    words = numpy.random.default_rng(0).integers(0, 9, (40, 5))
+    texts = cw.Samples.from_clients([(words, words[:, 0] % 3)] * 3)
+    network = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 3))
+    run = cw.Run(cw.run(config, tmp_path / "run", data=texts, model=network))
+    assert "scanned: no scan for backdoors: the inputs are token ids" in run.facts.warnings
+    (notes,) = run.frame("rounds")["notes"]
+    assert "no scan for backdoors: it needs classes and inputs of numbers" in notes
+
+
 def test_sound_runs_have_no_doubts(tmp_path: Path) -> None:
     assert cw.Run(cw.run(CONFIG, tmp_path / "run", data=clients())).facts.warnings == []
 

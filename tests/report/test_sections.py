@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -11,6 +12,7 @@ import pytest
 from made import Made, around, seeds
 
 import clientwise as cw
+from clientwise.data.encoding import Encoding, InputColumn
 from clientwise.record.run import RunFolder
 from clientwise.report.items import Chart, Table
 from clientwise.report.page import report_sections
@@ -45,6 +47,59 @@ def test_every_number_of_the_result_is_in_its_frame() -> None:
     ) == (1, 6, 0)
     assert rows(table)["A"]["rounds to 72%"] == "1/6: –"
     assert rows(table)["A"]["worst 10%"] == "40.0%"  # of four clients the worst
+
+
+SUSPICIONS = {  # by round: the clients that stand out, and the pattern
+    2: ([1, 3], [[[0.0, 0.1], [0.2, 0.3]], [[0.4, 0.5], [0.6, -0.7]]]),
+    3: ([1, 0], [[[0.0, 0.1], [0.2, 0.3]], [[0.4, 0.5], [0.6, -0.8]]]),
+    4: ([1], None),
+}
+
+
+def suspected(patterns: Any = lambda pattern: pattern) -> Made:
+    """A run whose class 2 is suspect from round 2 to 4, and again in round 6."""
+    rounds: list[Any] = [None] * 6
+    for number, (clients, pattern) in SUSPICIONS.items():
+        own = {"clients": clients, "pattern": pattern and patterns(pattern)}
+        rounds[number - 1] = [{"class": 2, "norm": 0.389, "usual": 1.7, **own}]
+    again = {
+        "class": 2,
+        "norm": 0.5,
+        "usual": 1.7,
+        "clients": [],
+        "pattern": rounds[2][0]["pattern"],
+    }
+    rounds[5] = [again]
+    return Made({"A": {1: [0.5] * 6}}).set("suspects", rounds)
+
+
+def test_a_suspected_backdoor_has_a_sentence_and_a_picture() -> None:
+    text, picture, again, _ = report_sections(Results([suspected()]))["Backdoors"]
+    assert text == (
+        "A: Class 2 reacts to a common pattern (norm 0.39, usual 1.7) since round 2, last in round 4: a backdoor is "
+        "suspected. Models that react most: Turin."
+    )
+    assert isinstance(picture, Chart)
+    drawn = picture.frame.pivot(index="row", columns="column", values="change")
+    assert drawn.to_numpy().tolist() == [[0.0, 0.1, 0.4, 0.5], [0.2, 0.3, 0.6, -0.8]]
+    assert isinstance(again, str)
+    assert "since round 6, last in round 6" in again
+    assert again.endswith("Models that react most: none.")
+
+
+def test_of_inputs_that_are_no_picture_the_largest_changes_are_listed() -> None:
+    run = suspected(lambda pattern: numpy.ravel(pattern).tolist())
+    numbered = report_sections(Results([run]))["Backdoors"][1]
+    assert isinstance(numbered, Table)
+    assert numbered.texts()[:2] == [["7", "-0.8"], ["6", "0.6"]]
+    columns = (InputColumn("age"), InputColumn("sex", ("f", "m")), InputColumn("ward", ("a",) * 5))
+    run.model_facts = lambda seed: SimpleNamespace(table=Encoding("ill", columns))  # type: ignore[method-assign]
+    named = report_sections(Results([run]))["Backdoors"][1]
+    assert named.texts()[-2:] == [["sex", "0.1"], ["age", "0"]]
+
+
+def test_without_a_suspect_nothing_is_said_of_backdoors() -> None:
+    assert "Backdoors" not in report_sections(Results([Made({"A": BASE})]))
 
 
 def test_fairness_by_hand() -> None:

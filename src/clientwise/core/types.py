@@ -360,6 +360,8 @@ class Scanned:
 
     z: Tensor | None = None  # [n] reaction of each client's model to suspect patterns
     patterns: Tensor | None = None  # [p, ...] to be unlearned
+    # Suspect classes as they are recorded (docs/frames.md)
+    suspects: list[dict[str, Any]] | None = None
     notes: tuple[str, ...] = ()
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # for the next round
 

@@ -96,6 +96,7 @@ VALUES: dict[str, Get] = {
     "held_out_loss": attrgetter("held_out_loss"),
     "held_out_change": attrgetter("record.evidence.held_out_change"),
     "candidates": lambda r: r.record.candidates or None,
+    "suspects": attrgetter("record.evidence.scanned.suspects"),
     "loss_state": lambda r: _changed_loss(r.record, r.problem),
     "notes": lambda r: [*r.record.notes, *_not_evaluated(r.record.local, r.names)],
     "epsilon": lambda r: r.record.released and r.record.released.epsilon,

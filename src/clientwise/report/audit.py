@@ -10,7 +10,7 @@ import pandas
 
 from ..errors import RunError
 from ..registry import suggest
-from .explanation import Explanation, Round, explain, lane_rows
+from .explanation import Explanation, Round, explain, lane_rows, suspicions
 from .items import Chart, Item, Table, Unit, counted, fixed, percent
 
 if TYPE_CHECKING:
@@ -184,6 +184,7 @@ def _clients(at: Round, told: Sequence[Explanation]) -> Table:
 def _notes(at: Round) -> Iterator[str]:
     """What else there is to say of the weights of a round, and of its model."""
     yield from at.record.get("notes") or ()
+    yield from (text for text, *_ in suspicions(at))
     steps = at.rows("steps")
     if len(steps):
         (used,) = steps.loc[steps["used"].astype(bool), "step"]

@@ -9,19 +9,21 @@ sentence of its own about a weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
+import pandas
+
 from ..core.reasons import Kept
 from ..errors import RunError
+from ..registry import listed
 from .about import in_words, methods_of
 from .items import counted, percent
+from .results import client_names
 
 if TYPE_CHECKING:
-    import pandas
-
     from ..record.facts import MethodFacts
     from ..record.run import RunFolder
 
@@ -441,6 +443,33 @@ def explain(at: Round, clients: Collection[int] | None = None) -> list[Explanati
             own |= _bounded(row, at.about.bounds or {})
         found.append(Explanation(**of_round, **own))
     return found
+
+
+def suspicions(at: Round) -> Iterator[tuple[str, int, Any]]:
+    """The backdoors that were suspected until a round, in the order in which that began.
+
+    For each, a sentence (since when, which clients' models react most), the class, and the last recorded pattern.
+    """
+    rows = [
+        {"round": row["round"], **suspect}
+        for row in records(lane_rows(at.run, "rounds", at.method, at.seed))
+        if row["round"] <= at.round_num
+        for suspect in row.get("suspects") or ()
+    ]
+    if not rows:
+        return
+    clients = at.run.frame("clients").query("seed == @at.seed")
+    # A suspicion keeps the norm with which it began
+    for (label, norm), own in pandas.DataFrame(rows).groupby(["class", "norm"], sort=False):
+        stand_out = own.explode("clients").merge(clients, left_on="clients", right_on="client")
+        times = client_names(stand_out).value_counts()
+        most = listed(times.index[2 * times >= times.max()])
+        text = (
+            f"Class {label} reacts to a common pattern (norm {norm:.2g}, usual {own['usual'].max():.2g}) since round "
+            f"{own['round'].min()}, last in round {own['round'].max()}: a backdoor is suspected. Models that react "
+            f"most: {most or 'none'}."
+        )
+        yield text, label, own["pattern"].dropna().iloc[-1]
 
 
 @lru_cache(maxsize=8)

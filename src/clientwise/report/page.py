@@ -37,6 +37,7 @@ SECTIONS: dict[str, Section] = {  # by title, in the order of the page
     "Privacy": sections.privacy,
     "Clients": sections.clients,
     "Weights": sections.weights,
+    "Backdoors": sections.backdoors,
     "Order of priority": sections.priority,
     "Classes": sections.classes,
     "Refusals": sections.refusals,

@@ -11,10 +11,12 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy
 import pandas
 from pandas import DataFrame as Frame
 from pandas import Series
 
+from .explanation import Round, suspicions
 from .items import (
     BYTES,
     TIME,
@@ -37,6 +39,7 @@ from .results import (
     at_rounds,
     class_names,
     client_names,
+    encoding,
     marks_in_words,
     stated,
 )
@@ -44,7 +47,7 @@ from .statistics import NONE, Difference
 
 MOST_POINTS = 200  # of a line
 MOST_CELLS = 100  # of a heat map, in either direction
-MOST_LISTED = 100  # clients or refusals in a table
+MOST_LISTED = 100  # clients, refusals or inputs in a table
 WIDE = 1000  # times the lowest loss: beyond, its axis is logarithmic
 CENSORED = (
     "Rounds to a target: the number of seeds that reached it, and the median round. Seeds that did "
@@ -466,11 +469,37 @@ def weights(results: Results) -> Iterator[Item]:
         yield heat_map(f"weights-{one.label}", title, frame, ".2%", highest)
 
 
-def cells(grid: Frame, rows: str, value: str) -> Frame:
-    """The first rows [rows, rounds] of a heat map as a tidy frame, of many rounds some at even distances."""
+def backdoors(results: Results) -> Iterator[Item]:
+    """Classes that react to a common pattern, and what the pattern adds to the inputs.
+
+    Of pictures, all values, the channels side by side; of other inputs, the largest.
+    """
+    for one in results.shown:
+        at = Round(one.run, one.name, one.seeds[0], one.last_round)
+        for text, label, pattern in suspicions(at):
+            yield f"{one.label}: {text}"
+            id = f"pattern-{one.label}-{label}"
+            title = f"{one.label}: pattern of class {label}, seed {at.seed}"
+            values: Any = numpy.array(pattern)
+            if values.ndim == 3:
+                thin = values[:, :: 1 + values.shape[1] // MOST_CELLS]
+                frame = cells(Frame(numpy.hstack(thin)), "row", "change", "column")
+                yield Chart(id, title, frame, "cells", "column", "row", "change")
+            else:
+                table = encoding(one.run)
+                names = table and [
+                    column.name for column in table.columns for _ in range(column.width)
+                ]
+                changes = Series(values.ravel(), names, name="change")
+                largest = changes.sort_values(key=abs, ascending=False).head(MOST_LISTED)
+                yield Table(id, title, largest.rename_axis("input").reset_index())
+
+
+def cells(grid: Frame, rows: str, value: str, columns: str = "round") -> Frame:
+    """The first rows [rows, columns] of a heat map as a tidy frame, of many columns some at even distances."""
     shown = grid.iloc[:MOST_CELLS, :: -(-grid.shape[1] // MOST_CELLS)]
-    tidy = shown.rename_axis(rows).reset_index().melt(rows, var_name="round", value_name=value)
-    return tidy.dropna().astype({"round": int})
+    tidy = shown.rename_axis(rows).reset_index().melt(rows, var_name=columns, value_name=value)
+    return tidy.dropna().astype({columns: int})
 
 
 def heat_map(id: str, title: str, frame: Frame, format: str, most: float) -> Chart:

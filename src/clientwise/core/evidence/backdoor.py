@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +49,7 @@ ENDS = 0.2  # suspicion below this ends
 # Attribution, and unlearning
 SPREAD = 0.04  # least standard deviation of the clients' reactions, in units of their median
 HEIGHT = 1.5  # evidence of one standard deviation of the reactions
+NAMED = 4.0  # evidence above which a client is recorded with the suspect class
 SHARE = 0.3  # of the loss with the triggers, where they are unlearned
 
 
@@ -259,6 +261,21 @@ class Suspicion:
         unit = float(to_trigger.median().abs())
         return torch.minimum(outlying(to_trigger, unit), outlying(to_trigger - to_natural, unit))
 
+    def recorded(self, label: int, z: Tensor, gathered: Gathered) -> dict[str, Any]:
+        """What the record has of a suspect class, with the clients that stand out by z [n]."""
+        pattern = None
+        if self.strength[label] == 1:  # later, it resembles the trigger less
+            pattern = self.triggers[label].double().round(decimals=5).tolist()
+        return {
+            "class": label,
+            "norm": float(self.found[label]),
+            "usual": float(self.usual[label]),
+            "clients": [
+                one for one, own in zip(gathered.client_ids, z, strict=True) if own > NAMED
+            ],
+            "pattern": pattern,
+        }
+
 
 def _median_of_others(ratios: Tensor) -> Tensor:
     """For every class, the median over the other classes [C]."""
@@ -300,20 +317,15 @@ def watch(gathered: Gathered, weights: Tensor, memory: Mapping[str, Tensor]) -> 
         own = gathered.train_server(gathered.global_model, training)
         suspicion = Suspicion.begin(network, own)
     suspects = suspicion.classes
-    z = None
     if suspects:
         mean = gathered.global_model + combine(weights, gathered.updates)
         suspicion = suspicion.with_triggers(network, mean)
-        each = [suspicion.stand_out(network, gathered, label) for label in suspects]
-        z = HEIGHT * torch.stack(each).amax(0)
+    z = {one: HEIGHT * suspicion.stand_out(network, gathered, one) for one in suspects}
     return Scanned(
-        z=z,
+        z=torch.stack([*z.values()]).amax(0) if suspects else None,
         patterns=suspicion.triggers[suspects] if suspects else None,
-        notes=tuple(
-            f"class {label} reacts to a common pattern of norm {float(suspicion.found[label]):.2g}, and in a "
-            f"model of the server's samples to one of {float(suspicion.usual[label]):.2g}: a backdoor is suspected"
-            for label in suspects
-        ),
+        suspects=[suspicion.recorded(one, z[one], gathered) for one in suspects] or None,
+        notes=tuple(f"class {one}: a backdoor is suspected" for one in suspects),
         memory={f"scan_{name}": values for name, values in vars(suspicion).items()},
     )
 

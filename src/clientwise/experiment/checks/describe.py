@@ -211,6 +211,10 @@ def doubts(
         found.append(lacking)
     found += _about_equal_rows(data)
     found += _about_targets(data)
+    for settings in experiment.methods:
+        evidence = settings.evidence
+        if evidence and evidence.options.get("backdoors") and executor.samples.integers:
+            found.append(f"{settings.name}: no scan for backdoors: the inputs are token ids")
     found += _about_network(data, executor)
     return found
 
