@@ -154,7 +154,8 @@ def _directions(
     targets = network.targets[:INPUTS]
     directions = torch.zeros_like(values)
     turned = values.new_zeros(len(values))
-    for rows in torch.split(torch.arange(len(values)), max(1, AT_ONCE // INPUTS)):
+    every = torch.arange(len(values), device=values.device)
+    for rows in torch.split(every, max(1, AT_ONCE // INPUTS)):
         some = classes[rows]
         others = (targets != some[:, None]).float()  # [c, N]
         others /= others.sum(1, keepdim=True).clamp(min=1)
@@ -162,7 +163,7 @@ def _directions(
         with torch.enable_grad():
             changed = (inputs + patterns[:, None]).flatten(0, 1)
             outputs = network.outputs(model, changed).view(len(some), len(inputs), -1)
-            wanted = outputs.log_softmax(-1)[torch.arange(len(some)), :, some]  # [c, N]
+            wanted = outputs.log_softmax(-1)[every[: len(some)], :, some]  # [c, N]
             loss = (wanted.clamp(max=sure) * others).sum()
             (directions[rows],) = torch.autograd.grad(loss, patterns)
         turned[rows] = ((outputs.argmax(-1) == some[:, None]) * others).sum(1)
