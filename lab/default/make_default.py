@@ -146,9 +146,9 @@ def _facts(rows: pandas.DataFrame) -> list[str]:
     return [*KEYS, *others]
 
 
-def results_of(raw: pandas.DataFrame, round_num: int | None = None) -> Results:
-    """The results at a round (None: the last), for the functions of the library."""
-    at = _rounds(raw)[-1] if round_num is None else str(round_num)
+def results_of(raw: pandas.DataFrame) -> Results:
+    """The results at the last round, for the functions of the library."""
+    last = _rounds(raw)[-1]
     methods = tuple(raw["method"].unique())
     seeds = sorted(raw["seed"].unique())
     kinds = raw.drop_duplicates("method").set_index("method")["kind"]
@@ -165,7 +165,7 @@ def results_of(raw: pandas.DataFrame, round_num: int | None = None) -> Results:
                 tuple(columns.unique()),
                 *(
                     _grid(rows.assign(value=values, label=columns), methods, seeds)
-                    for values in (rows[at], rows["backdoor_success"], alarms)
+                    for values in (rows[last], rows["backdoor_success"], alarms)
                 ),
             )
         )
@@ -309,16 +309,14 @@ def _p_value(difference: Difference) -> str:
     return f"**{text}**" if difference.is_significant else text
 
 
-def _percent(value: float | None) -> str:
-    if value is None:
-        return "–"
+def _percent(value: float) -> str:
     return "> 999" if value > 9.99 else f"{100 * value:.1f}"
 
 
 def _markdown(columns: Sequence[str], rows: Rows, texts: Sequence[str]) -> str:
     """A table; the columns named in `texts` are words, the others numbers."""
     rule = [":--" if column in texts else "--:" for column in columns]
-    lines = [[column.strip() for column in columns], rule, *rows]
+    lines = [columns, rule, *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
