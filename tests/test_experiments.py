@@ -97,20 +97,6 @@ def test_every_matrix_loads(path: Path) -> None:
     assert matrix.oracle in {None, *methods}
 
 
-def test_the_page_of_federations_has_those_of_the_experiment() -> None:
-    matrix = matrix_in(ROOT / "lab" / "default" / "federations.toml")
-    page = (ROOT / "docs" / "results" / "federations.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (.+?) \| (\w+/\w+) \| (\w+)", page, re.MULTILINE)
-    expected = []
-    for cell in matrix.cells:
-        if cell.share:
-            continue
-        data = cell.experiment.data
-        assert data is not None
-        expected.append((cell.data, data.options["item"], data.options["target"]))
-    assert rows == expected
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "outputs", "parameters"),
     [

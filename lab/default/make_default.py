@@ -16,9 +16,9 @@ from __future__ import annotations
 import gzip
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy
 import pandas
@@ -27,37 +27,18 @@ from PIL import Image
 
 from clientwise.experiment.matrix.grid import MatrixCell, look_at
 from clientwise.record.run import RunFolder
-from clientwise.report.results import NOT_AVAILABLE, NOT_AVAILABLE_MEANS
-from clientwise.report.standings import (
-    Federation,
-    MeanDifference,
-    Results,
-    by_mean,
-    mean_differences,
-    standings,
-)
-from clientwise.report.statistics import (
-    Difference,
-    holm,
-    p_number,
-    paired_difference,
-)
+from clientwise.report.results import NOT_AVAILABLE
+from clientwise.report.standings import Federation, Results
+from clientwise.report.statistics import Difference, holm, p_number, paired_difference
 
 LAB = Path(__file__).parents[1]
 RAW = LAB / "results"
 DOCS = LAB.parent / "docs" / "results"
-PAGES = (DOCS / "evidence.md", DOCS / "privacy.md")
+PAGES = (DOCS / "privacy.md",)
 
-OURS = "Recommended"
-ORACLE = "KnowsHonestTuned"  # regrets are counted against it
-EARLIER = f"{OURS} "  # how the name of an earlier version of ours begins
-CLEAN = "clean"
-MOST_REGRET = 2.0  # points behind the oracle in a cell: the aim of the fifth protocol
-SLOW_TURN = "slow turn"
+ORACLE = "KnowsHonestTuned"  # told which clients are honest
 EVERY_ROUND = 25  # up to this round all are kept, later ones only where `STEP` divides them
 STEP = 5
-STRONGEST = 4  # rivals in the forest plot: those with the best mean
-BASELINES = ("ServerOnly", "FedAvg")  # usable, and always shown
 
 KEYS = ["federation", "column", "share", "method", "seed"]
 MARKER = re.compile(r"<!-- make_default: (\S+) (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
@@ -165,9 +146,9 @@ def _facts(rows: pandas.DataFrame) -> list[str]:
     return [*KEYS, *others]
 
 
-def results_of(raw: pandas.DataFrame, round_num: int | None = None) -> Results:
-    """The results at a round (None: the last), for the functions of the library."""
-    at = _rounds(raw)[-1] if round_num is None else str(round_num)
+def results_of(raw: pandas.DataFrame) -> Results:
+    """The results at the last round, for the functions of the library."""
+    last = _rounds(raw)[-1]
     methods = tuple(raw["method"].unique())
     seeds = sorted(raw["seed"].unique())
     kinds = raw.drop_duplicates("method").set_index("method")["kind"]
@@ -184,7 +165,7 @@ def results_of(raw: pandas.DataFrame, round_num: int | None = None) -> Results:
                 tuple(columns.unique()),
                 *(
                     _grid(rows.assign(value=values, label=columns), methods, seeds)
-                    for values in (rows[at], rows["backdoor_success"], alarms)
+                    for values in (rows[last], rows["backdoor_success"], alarms)
                 ),
             )
         )
@@ -206,106 +187,7 @@ def _grid(rows: pandas.DataFrame, methods: Sequence[str], seeds: Sequence[int]) 
     return wide.reindex(every).to_numpy().reshape(len(methods), len(columns), len(seeds))
 
 
-def kind_of(method: str, raw: pandas.DataFrame) -> str:
-    """What a method is for: usable, not available, or an earlier version of ours."""
-    if method.startswith(EARLIER):
-        return "earlier version"
-    kind = str(raw.loc[raw["method"] == method, "kind"].iloc[0])
-    return kind if kind == "not available" else "usable"
-
-
-def at_share(raw: pandas.DataFrame, share: float) -> pandas.DataFrame:
-    """The rows of the columns with this share of hostile clients; 0: with none."""
-    return raw[raw["share"] == share]
-
-
-def by_share(raw: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
-    """The rows under attack by their share of hostile clients, then all rows."""
-    shares = sorted(share for share in raw["share"].unique() if share)
-    found = {f"{share:.0%} hostile": at_share(raw, share) for share in shares}
-    return {**found, "all cells": raw}
-
-
 # Tables
-
-
-def lead_by_share_table(raw: pandas.DataFrame) -> str:
-    """Ours against every other method over federations, by the share of hostile clients."""
-    results = results_of(raw)
-    overall = _leads(results)
-    overall.sort(key=lambda one: one.over_federations.mean)
-    methods = [one.method for one in overall]
-    columns = {}
-    for label, rows in by_share(raw).items():
-        found = {one.method: one.over_federations for one in _leads(results_of(rows))}
-        columns[label] = [found[method] for method in methods]
-    columns["worst cell of each federation"] = [one.worst for one in overall]
-    return _leads_markdown(methods, columns, results)
-
-
-def _leads(results: Results) -> list[MeanDifference]:
-    return mean_differences(results, OURS)
-
-
-def _leads_markdown(
-    methods: Sequence[str],
-    columns: Mapping[str, Sequence[Difference]],
-    results: Results,
-) -> str:
-    """A row for every method, with each of its differences and p."""
-    rows = []
-    for index, method in enumerate(methods):
-        row = [_marked(method, results)]
-        for differences in columns.values():
-            row += [_points(differences[index]), _p_value(differences[index])]
-        rows.append(row)
-    heads = ["against"]
-    for label in columns:
-        heads += [label, "p"]
-    note = (
-        f"`{OURS}` minus the method, in points with 95% intervals. p is corrected for {len(methods)} "
-        "comparisons (Holm). Over federations: what other federations would give, if these are a "
-        f"random choice of them. Bold: p < 0.05. {NOT_AVAILABLE_MEANS}"
-    )
-    return f"{_markdown(heads, rows, texts=('against',))}\n\n*{note}*"
-
-
-def regret_table(raw: pandas.DataFrame) -> str:
-    """How far every method is behind the one that is told which clients are honest."""
-    results = results_of(raw)
-    lines = _by_mean(results)
-    slow = _slow_turns(results)
-    regrets = _regrets(results)
-    rows = []
-    for one in lines:
-        if one.method == ORACLE:
-            continue
-        own = regrets[one.method]
-        within = sum(100 * regret <= MOST_REGRET for regret in own.values())
-        largest = max(own, key=lambda cell: own[cell])
-        row = [_marked(one.method, results), f"{100 * within / len(own):.1f}%"]
-        row += [_plain_points(_mean(own.values())), _plain_points(own[largest])]
-        row.append(f"{largest[0]}: {largest[1]}")
-        for column in slow:
-            turned = [own[federation.name, column] for federation in results.federations]
-            row.append(_plain_points(_mean(turned)))
-        rows.append(row)
-    note = (
-        f"Points behind {ORACLE}, in {results.cells} cells (a federation with a column), mean of "
-        f"{results.seeds} seeds. {SLOW_TURN.capitalize()}: mean over the federations."
-    )
-    columns = ["method", f"cells within {MOST_REGRET:g} points", "mean", "largest", "at", *slow]
-    return f"{_markdown(columns, rows, texts=('method', 'at'))}\n\n*{note}*"
-
-
-def _by_mean(results: Results) -> list[Any]:
-    """The standings on all federations as rows, the best mean first."""
-    return [*by_mean(standings(results), results).itertuples()]
-
-
-def _slow_turns(results: Results) -> list[str]:
-    """The columns of this attack, one for each share of hostile clients."""
-    return [one for one in results.federations[0].columns if one.startswith(SLOW_TURN)]
 
 
 def privacy_table(raw: pandas.DataFrame) -> str:
@@ -356,11 +238,7 @@ def _uniform_beside(method: str) -> str:
     return "uniform" if epsilon is None else f"uniform, ε = {epsilon:g}"
 
 
-TABLES: Mapping[str, Callable[[pandas.DataFrame], str]] = {
-    "lead-by-share": lead_by_share_table,
-    "regret": regret_table,
-    "privacy": privacy_table,
-}
+TABLES: Mapping[str, Callable[[pandas.DataFrame], str]] = {"privacy": privacy_table}
 
 
 class Drawn(NamedTuple):
@@ -407,129 +285,14 @@ def heat_map(raw: pandas.DataFrame) -> Drawn:
     return Drawn(figure, "; ".join([", ".join(federation.columns), *rows]))
 
 
-def forest_plot(raw: pandas.DataFrame) -> Drawn:
-    """The lead of ours over its strongest rivals by federation, and over all of them."""
-    results = results_of(raw)
-    rivals = _rivals(results, raw)[:STRONGEST]
-    over_all = {one.method: one.over_federations for one in _leads(results)}
-    leads = {}
-    for one in results.federations:
-        ours = _goodness(results, one, OURS).mean(1)
-        theirs = {rival: _goodness(results, one, rival).mean(1) for rival in rivals}
-        leads[one.name] = {rival: _paired(ours - theirs[rival]) for rival in rivals}
-    names = sorted(leads, key=lambda name: _mean(one.mean for one in leads[name].values()))
-    figure = Figure(figsize=(11, 0.21 * len(names) + 1.6), layout="constrained")
-    panels = figure.subplots(1, len(rivals), sharex=True, sharey=True)
-    numbers = []
-    for axes, rival in zip(panels, rivals, strict=True):
-        axes.axvline(0, color="black", linewidth=0.8)
-        found = {f"all {len(names)} federations": over_all[rival]}
-        found |= {name: leads[name][rival] for name in names}
-        for height, (name, lead) in enumerate(found.items()):
-            style = (
-                {"color": "#1f5fa8", "fmt": "D"}
-                if height == 0
-                else {"color": "#777777", "fmt": "o"}
-            )
-            margin = 100 * (lead.margin or 0.0)
-            axes.errorbar(
-                100 * lead.mean, height, xerr=margin, markersize=4.5, linewidth=1.4, **style
-            )
-            numbers.append(f"{rival}, {name}: {_points(lead)}")
-        axes.axhline(0.5, color="#cccccc", linewidth=0.8)
-        axes.set_yticks(range(len(found)), found, fontsize=8)
-        axes.set_title(f"against {rival}", fontsize=9)
-        axes.tick_params(axis="x", labelsize=8)
-        axes.grid(axis="x", alpha=0.3)
-    columns = len(results.federations[0].columns)
-    intervals = f"95% intervals over {columns} columns (grey) and over the federations (blue)"
-    figure.supxlabel(f"lead of {OURS} in points, with {intervals}", fontsize=9)
-    return Drawn(figure, "; ".join(numbers))
-
-
-def regret_map(raw: pandas.DataFrame) -> Drawn:
-    """How far ours is behind the method that is told which clients are honest, cell by cell."""
-    rows = raw.sort_values("share", kind="stable")  # clean first, then 20%, then 40%
-    results = results_of(rows)
-    regrets = _regrets(results)[OURS]
-    columns = results.federations[0].columns
-    names = [one.name for one in results.federations]
-    points = [[100 * regrets[name, column] for column in columns] for name in names]
-    texts = [[_without_minus(f"{value:.1f}") for value in row] for row in points]
-    reach = float(numpy.abs(points).max())
-    size = (0.42 * len(columns) + 2.4, 0.27 * len(names) + 2)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots()
-    image = axes.imshow(points, cmap="RdBu_r", vmin=-reach, vmax=reach, aspect="auto")
-    axes.set_xticks(range(len(columns)), columns, rotation=40, ha="right", fontsize=8)
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    for (row, column), value in numpy.ndenumerate(points):
-        colour = "white" if abs(value) > 0.6 * reach else "black"
-        place = {"ha": "center", "va": "center", "fontsize": 7}
-        axes.text(column, row, texts[row][column], color=colour, **place)
-    figure.colorbar(image, ax=axes, label=f"points behind {ORACLE}", shrink=0.8)
-    rows_as_text = [f"{name}: {', '.join(row)}" for name, row in zip(names, texts, strict=True)]
-    return Drawn(figure, "; ".join([", ".join(columns), *rows_as_text]))
-
-
-def _without_minus(text: str) -> str:
-    """Zero has no sign."""
-    return "0.0" if text == "-0.0" else text
-
-
 # By path: the raw results, and what makes the figure from them.
 FIGURES: Mapping[Path, tuple[str, Callable[[pandas.DataFrame], Drawn]]] = {
-    DOCS / "federations-lead.png": ("federations", forest_plot),
-    DOCS / "federations-regret.png": ("federations", regret_map),
     DOCS / "arena-quick.png": ("arena-quick", heat_map),
 }
 
 
-def _rivals(results: Results, raw: pandas.DataFrame) -> list[str]:
-    """The other usable methods but the baselines, the best mean first."""
-    lines = _by_mean(results)
-    usable = [one.method for one in lines if kind_of(one.method, raw) == "usable"]
-    return [method for method in usable if method not in (OURS, *BASELINES)]
-
-
-def _means(rows: pandas.DataFrame) -> dict[str, float]:
-    """By method, the mean over these rows in the last round."""
-    means = rows.groupby("method")[_rounds(rows)[-1]].mean()
-    return {str(method): float(mean) for method, mean in means.items()}
-
-
-def _regrets(results: Results) -> dict[str, dict[tuple[str, str], float]]:
-    """By method, then by federation and column, how far it is behind the oracle."""
-    found: dict[str, dict[tuple[str, str], float]] = {method: {} for method in results.methods}
-    for one in results.federations:
-        regrets = (_goodness(results, one, ORACLE) - one.goodness).mean(2)
-        for method, row in zip(results.methods, regrets.tolist(), strict=True):
-            for column, regret in zip(one.columns, row, strict=True):
-                found[method][one.name, column] = regret
-    return found
-
-
-def _goodness(results: Results, one: Federation, method: str) -> numpy.ndarray:
-    """[columns, seeds], the higher the better."""
-    return one.goodness[results.methods.index(method)]
-
-
-def _paired(paired: numpy.ndarray) -> Difference:
-    found = paired_difference(paired.tolist(), [0.0] * len(paired))
-    assert found is not None
-    return found
-
-
 def _marked(method: str, results: Results) -> str:
     return f"{method} {NOT_AVAILABLE}" if method in results.unavailable else method
-
-
-def _mean(values: Iterable[float]) -> float:
-    return float(numpy.mean([*values]))
-
-
-def _plain_points(value: float) -> str:
-    return _points(Difference(value, None, 1))
 
 
 def _points(difference: Difference) -> str:
@@ -542,23 +305,18 @@ def _points(difference: Difference) -> str:
 def _p_value(difference: Difference) -> str:
     if difference.p_value is None:
         return "–"
-    return _bold(p_number(difference.p_value), difference.is_significant)
+    text = p_number(difference.p_value)
+    return f"**{text}**" if difference.is_significant else text
 
 
-def _percent(value: float | None) -> str:
-    if value is None:
-        return "–"
+def _percent(value: float) -> str:
     return "> 999" if value > 9.99 else f"{100 * value:.1f}"
-
-
-def _bold(text: str, is_bold: bool) -> str:
-    return f"**{text}**" if is_bold else text
 
 
 def _markdown(columns: Sequence[str], rows: Rows, texts: Sequence[str]) -> str:
     """A table; the columns named in `texts` are words, the others numbers."""
     rule = [":--" if column in texts else "--:" for column in columns]
-    lines = [[column.strip() for column in columns], rule, *rows]
+    lines = [columns, rule, *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""A rival of the fifth protocol that the library does not have: MeritFed. See docs/results/evidence.md."""
+"""A rival that the library does not have: MeritFed. `lab/proof/proof.toml` compares it."""
 
 from __future__ import annotations
 
