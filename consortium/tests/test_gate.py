@@ -266,7 +266,9 @@ def test_the_noise_of_counts_has_the_promised_size() -> None:
     ]
     # Of counts 800 and 200 with noise σ, the first is left with σ·√(0.8² + 0.2²) when both are scaled to the total
     spread = float(torch.stack(draws).double().std())
-    assert spread == pytest.approx((4 * models * (0.8**2 + 0.2**2)) ** 0.5, rel=0.2)  # 5.6 standard errors
+    assert spread == pytest.approx(
+        (4 * models * (0.8**2 + 0.2**2)) ** 0.5, rel=0.2
+    )  # 5.6 standard errors
 
 
 def test_losses_are_bounded_and_noisy() -> None:
