@@ -103,6 +103,18 @@ def test_clients_that_put_a_backdoor_back_stand_out(network: ServerNetwork) -> N
     assert suspect["pattern"] == pytest.approx(last.patterns[0].tolist(), abs=1e-5)
 
 
+@pytest.mark.parametrize("size", [1e20, 1e38])
+def test_an_enormous_update_does_not_blind_the_scan(network: ServerNetwork, size: float) -> None:
+    random = torch.Generator().manual_seed(2)
+    updates = 0.2 * torch.randn(8, FEATURES * CLASSES, generator=random)
+    updates[[1, 5]] += model(backdoor=20) - model()
+    updates[7] = size * updates[7].sign()
+    *_, last = watched(network, updates, model(backdoor=6), rounds=12)
+    assert last.patterns.isfinite().all()
+    assert last.z.isfinite().all()
+    assert float(last.z[[1, 5]].min()) > float(last.z[[0, 2, 3, 4, 6]].max())
+
+
 def test_without_a_backdoor_no_class_is_suspect(network: ServerNetwork) -> None:
     random = torch.Generator().manual_seed(2)
     updates = 0.2 * torch.randn(8, FEATURES * CLASSES, generator=random)

@@ -49,6 +49,7 @@ ENDS = 0.2  # suspicion below this ends
 # Attribution, and unlearning
 SPREAD = 0.04  # least standard deviation of the clients' reactions, in units of their median
 HEIGHT = 1.5  # evidence of one standard deviation of the reactions
+LARGEST = 1e30  # reaction of a model that counts
 NAMED = 4.0  # evidence above which a client is recorded with the suspect class
 SHARE = 0.3  # of the loss with the triggers, where they are unlearned
 
@@ -142,7 +143,9 @@ def find_triggers(
     for _ in range(STEPS):
         directions, _ = _directions(network, model, values, classes)
         natural, _ = _directions(network, own, values, classes, sure=0.0)
-        values = scaled(values + MOVE * scaled(directions - natural, norms), norms)
+        # One client's enormous update can make the mean's outputs infinite
+        contrast = (directions - natural).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        values = scaled(values + MOVE * scaled(contrast, norms), norms)
     return values
 
 
@@ -258,7 +261,9 @@ class Suspicion:
             plain = log_odds(model, inputs)
             patterns = (self.triggers[label], self.natural[label])
             found.append(torch.stack([log_odds(model, inputs + one) - plain for one in patterns]))
-        to_trigger, to_natural = torch.stack(found).double().cpu().T
+        # A model whose outputs are not finite must not hide the others
+        reactions = torch.stack(found).double().cpu()
+        to_trigger, to_natural = reactions.nan_to_num(nan=0.0, posinf=LARGEST, neginf=-LARGEST).T
         unit = float(to_trigger.median().abs())
         return torch.minimum(outlying(to_trigger, unit), outlying(to_trigger - to_natural, unit))
 
