@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy
@@ -54,13 +55,27 @@ def test_an_update_against_the_own_past_is_evidence_and_does_not_rewrite_it() ->
     memory: dict[str, Tensor] = {}
     (way,) = directions(1)
     zs = []
-    for update in (way, way, way, -way, -way, -way, way):
+    for update in (way, way, way, way, -way, -way, -way, way):
         memory, z = seen(memory, 7, update)
         zs.append(z)
-    assert all(z != z for z in zs[:2])  # two updates make a past
-    assert zs[2] < -16
-    assert min(zs[3:6]) > 16
-    assert zs[6] < -16  # its past is still the one of the honest rounds
+    assert all(z != z for z in zs[:3])  # three updates make a past
+    assert zs[3] < -16
+    assert min(zs[4:7]) > 16
+    assert zs[7] < -16  # its past is still the one of the honest rounds
+
+
+def test_the_past_is_that_of_the_first_updates_however_slowly_a_client_turns() -> None:
+    memory: dict[str, Tensor] = {}
+    way, aside = orthogonal()
+    zs = []
+    for degrees in (0, 0, 0, 0, 0, *range(15, 181, 15)):
+        angle = math.radians(degrees)
+        memory, z = seen(memory, 7, math.cos(angle) * way + math.sin(angle) * aside)
+        zs.append(z)
+    assert memory["times"].tolist() == [5]
+    assert zs[10] < 0  # at 90 degrees
+    assert min(zs[12:]) > 0  # from 120 degrees on
+    assert zs[-1] > 16
 
 
 def test_only_clients_that_were_seen_take_memory() -> None:
@@ -88,10 +103,15 @@ def test_a_model_of_few_parameters_is_no_strong_witness() -> None:
     assert z == 0
 
 
-def test_z_is_fishers_test_of_a_cosine_below_one_half() -> None:
-    (way, aside) = directions(2)
+def orthogonal() -> tuple[Tensor, Tensor]:
+    """Two directions of the same norm."""
+    way, aside = directions(2)
     aside = aside - (aside @ way) / (way @ way) * way
-    aside = aside * way.norm() / aside.norm()
+    return way, aside * way.norm() / aside.norm()
+
+
+def test_z_is_fishers_test_of_a_cosine_below_a_fifth() -> None:
+    way, aside = orthogonal()
     memory: dict[str, Tensor] = {}
     for _ in range(3):
         memory, _ = seen(memory, 0, way)
@@ -99,7 +119,7 @@ def test_z_is_fishers_test_of_a_cosine_below_one_half() -> None:
         update = cosine * way + (1 - cosine**2) ** 0.5 * aside
         found = float(torch.nn.functional.cosine_similarity(*sketch(torch.stack([way, update])), 0))
         _, z = seen(memory, 0, update)
-        expected = (numpy.arctanh(-found) - numpy.arctanh(0.5)) * 253**0.5
+        expected = (numpy.arctanh(-found) - numpy.arctanh(0.2)) * 253**0.5
         assert z == pytest.approx(expected, rel=1e-4)
 
 

@@ -106,9 +106,9 @@ class PageTest(Evidence):
     Both sums are cut at the threshold once they have had their effect.
     """
 
-    threshold: StandardErrors
-    slack: StandardErrors
-    strength: Strength
+    threshold: StandardErrors = 4.0
+    slack: StandardErrors = 0.5
+    strength: Strength = 1.0
 
     def first(self, num_clients: int) -> dict[str, Tensor]:
         """No evidence on any client."""

@@ -20,7 +20,7 @@ from ...registry import needs
 from ..aggregation.robust import combine
 from ..types import Gathered, LookBack, Posterior, Scanned
 from .backdoor import watch
-from .base import EVIDENCE, Evidence, PageTest, StandardErrors, Strength, enlist, moved, with_rows
+from .base import EVIDENCE, Evidence, PageTest, enlist, moved, with_rows
 
 GROUPS = 20  # of held-out samples, whose gradients are the witnesses
 LEAST_COMPARED = 5  # samples of a group where their loss compares them with each other
@@ -36,9 +36,9 @@ POSSIBLE_LIARS = 0.3  # share of the judges, where clients judge
 
 # Of the directions of updates
 SKETCH = 256  # numbers; the cosine of two sketches has a standard error of 1/√256
-KEPT = 0.7  # of the past direction, when an update is added to it
-LEAST_TIMES = 2  # updates before this one, without which a past says nothing
-OPPOSITE = 0.5  # a cosine to the past below −0.5 (an angle above 120°) is against it
+FIRST = 5  # updates of a client, whose mean direction is its past; later ones may turn slowly
+LEAST_TIMES = 3  # of these, without which a past says nothing
+OPPOSITE = 0.2  # a cosine to the past below −0.2 (an angle above 102°) is against it
 LARGEST_COSINE = 0.999  # Fisher's transformation is infinite at 1
 AT_ONCE = 1024  # clients whose sketches are made and compared at a time
 COPY = 0.9  # cosine above which two updates count as one
@@ -60,16 +60,17 @@ class Harm:
 class Significance(PageTest):
     """A client loses weight if its update significantly and notably increases the held-out loss.
 
-    Δ_k are the updates, clipped to the cohort's median norm, and Δ̄ is their weighted mean. Following
-    client k instead of the mean changes the held-out loss ℓ, to first order, by
+    Δ_k are the updates, clipped to the cohort's median norm, with the weights w_k. To first order, client k
+    alone changes the held-out loss ℓ by e_k. It is compared with the mean update, or with no update where
+    the mean raises the loss:
 
-        h_k = ⟨∇ℓ(Θ + Δ̄), Δ_k − Δ̄⟩.
+        e_k = ⟨∇ℓ(Θ), Δ_k⟩,    h_k = e_k − min(0, Σ_j w_j e_j).
 
     The held-out samples are divided into up to 20 random groups, each with a gradient of its own. So all
     clients take one product, [n, d] × [d, 20], and the groups' values give h_k a standard error s_k, with
     19 degrees of freedom. What counts is how far h_k exceeds a margin, in standard errors:
 
-        z_k = sign(h_k) · (|h_k| − margin · Σ_j w_j |⟨∇ℓ(Θ + Δ̄), Δ_j⟩|)₊ / s_k.
+        z_k = sign(h_k) · (|h_k| − margin · Σ_j w_j |e_j|)₊ / s_k.
 
     The sum is by how much a client changes the held-out loss on average. Without the margin, clients with
     almost equal updates would be told apart by differences that are significant, but far too small to
@@ -85,7 +86,7 @@ class Significance(PageTest):
 
         log w_k ← min(0, log w_k − strength · (against_k − threshold)₊ + strength · (favour_k − threshold)₊).
 
-    With the defaults, more than six standard errors in one round count, or more than four in each of two
+    With the defaults, more than 4.5 standard errors in one round count, or more than one in each of eight
     rounds. Earlier good updates do not offset harm. Both sums are cut at the threshold once they have had
     their effect.
 
@@ -96,7 +97,7 @@ class Significance(PageTest):
 
     Two more witnesses compare directions of updates; see `look_back`:
 
-    - `history`: an update that points against what the same client sent before. The larger of the two
+    - `history`: an update that points against the first ones of the same client. The larger of the two
       z-values counts.
     - `copies`: updates that are almost equal share the weight of one, in rounds with evidence from
       held-out samples.
@@ -116,9 +117,6 @@ class Significance(PageTest):
         backdoors: whether to scan for backdoors; needs classes, and inputs that are numbers.
     """
 
-    threshold: StandardErrors = 4.0
-    slack: StandardErrors = 2.0
-    strength: Strength = 0.5
     margin: Annotated[float, Ge(0), Le(10)] = 0.5
     liars: Annotated[float, Ge(0), Lt(0.5)] = POSSIBLE_LIARS
     history: bool = False
@@ -155,21 +153,24 @@ class Significance(PageTest):
     def _harm(self, gathered: Gathered, weights: Tensor) -> Harm | str:
         """The harm of each client, or why there is no evidence."""
         clip = _clip_factors(gathered)
-        mean = gathered.global_model + combine(weights * clip, gathered.updates)
+        model = gathered.global_model
+        mean = model + combine(weights * clip, gathered.updates)
         if gathered.gradients is None:
             return self._judged_harm(gathered, weights, clip, mean)
-        found = gathered.judge(torch.stack([gathered.global_model, mean]))
+        found = gathered.judge(torch.stack([model, mean]))
         count = int(found.num_samples.sum())
         if count < LEAST_SAMPLES:
             return f"fewer than {LEAST_SAMPLES} held-out samples"
         change = float(found.losses[1, 0] - found.losses[0, 0])
         least = LEAST_COMPARED if gathered.compares_samples else 1
-        gradients = gathered.gradients(mean, _groups(count, least, gathered.seed))
+        gradients = gathered.gradients(model, _groups(count, least, gathered.seed))
         effects = (gathered.updates @ gradients.T).double().cpu() * clip[:, None]  # [n, g]
         if not math.isfinite(change) or not bool(effects.isfinite().all()):
             return "the loss of the mean is not finite"
         margin = self.margin * float(weights @ effects.mean(1).abs())
-        effects -= weights @ effects
+        of_mean = weights @ effects  # [g]
+        if float(of_mean.mean()) < 0:  # a mean that raises the loss would excuse those who do
+            effects -= of_mean
         error = effects.std(1) / effects.shape[1] ** 0.5
         mean_effects = effects.mean(1)
         return Harm(mean_effects, error, _z(mean_effects, error, margin), change)
@@ -199,10 +200,10 @@ class Significance(PageTest):
 @EVIDENCE.register("history", needs("models"))
 @dataclass(frozen=True)
 class OwnPast(PageTest):
-    """A client loses weight if its updates point against what it sent before; needs no held-out samples.
+    """A client loses weight if its updates point against its first ones; needs no held-out samples.
 
-    z_k tests whether the angle between the update and the past is above 120°.
-    Agreement with the past is no evidence in favour of a client, so a lost weight is not regained. A
+    z_k tests whether the cosine of the update and the client's first five is below −0.2.
+    Agreement with them is no evidence in favour of a client, so a lost weight is not regained. A
     client that is hostile from its first round is not found.
 
     Args:
@@ -210,10 +211,6 @@ class OwnPast(PageTest):
         slack: in standard errors per round.
         strength: how fast evidence beyond the threshold changes log-weights.
     """
-
-    threshold: StandardErrors = 2.0
-    slack: StandardErrors = 3.0
-    strength: Strength = 0.5
 
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
@@ -326,13 +323,12 @@ def count_copies(sketches: Tensor) -> Tensor:
 def against_past(past: Tensor, times: Tensor, sketches: Tensor) -> Tensor:
     """How far updates point against the own past, in standard errors [n].
 
-    z = (atanh(−cos) − atanh(½))·√(s − 3): Fisher's test that the cosine of update and past is below
-    −½, where s is the number of slots that the model fills. A client whose data change often turns
-    by more than 90°, a reversed update by almost 180°. NaN for a client with fewer than two
+    z = (atanh(−cos) − atanh(0.2))·√(s − 3): Fisher's test that the cosine of update and past is below
+    −0.2, where s is the number of slots that the model fills. NaN for a client with fewer than three
     earlier updates.
 
     Args:
-        past: decayed means of the earlier sketches, [n, 256].
+        past: sums of the clients' first sketches, [n, 256].
         times: updates that went into each, [n].
         sketches: of the updates, [n, 256].
     """
@@ -365,12 +361,11 @@ def look_back(
     rows = rows.to(sketches.device)
     past = with_rows(memory.get("past"), len(ids), torch.zeros_like(sketches[0]))
     times = with_rows(memory.get("times"), len(ids), torch.tensor(0, device=sketches.device))
-    before = past[rows]
-    z = against_past(before, times[rows], sketches)
-    # An update against the past is not added to it: a client that turns cannot rewrite it
-    agrees = ~(z > 0)
-    past[rows] = torch.where(agrees[:, None], KEPT * before + (1 - KEPT) * sketches, before)
-    times[rows] += agrees
+    z = against_past(past[rows], times[rows], sketches)
+    # The past stays what the first updates made it: a client that turns slowly cannot rewrite it
+    is_first = (times[rows] < FIRST) & ~(z > 0)
+    past[rows] += is_first[:, None] * sketches
+    times[rows] += is_first
     return LookBack(z.cpu(), counts, {"ids": ids, "past": past, "times": times})
 
 
