@@ -25,6 +25,10 @@ from .base import EVIDENCE, Evidence, PageTest, enlist, moved, with_rows
 GROUPS = 20  # of held-out samples, whose gradients are the witnesses
 LEAST_COMPARED = 5  # samples of a group where their loss compares them with each other
 LEAST_SAMPLES = 8  # held-out samples of the server; with fewer there is no evidence
+# Samples that the model is tuned on wear out as witnesses
+FRESH = 10  # rounds
+WEAR = 0.05  # standard errors that each later round takes from z
+MOST_WORN = 1.5
 # Judges. With fewer, more than 5% of harmless clients lose half of their weight (docs/evidence.md).
 LEAST_JUDGES = 12
 JUDGED_STEP = (
@@ -123,6 +127,10 @@ class Significance(PageTest):
     copies: bool = False
     backdoors: bool = False
 
+    def first(self, num_clients: int) -> dict[str, Tensor]:
+        """No evidence on any client, and no round."""
+        return {**super().first(num_clients), "rounds": torch.tensor(0)}
+
     def for_trial(self) -> Evidence:
         """Without the scan."""
         return replace(self, backdoors=False)
@@ -133,8 +141,11 @@ class Significance(PageTest):
         """See the class; z of the result is `against`, or −`favour` if that is larger."""
         rows = torch.tensor(gathered.client_ids, dtype=torch.int64)
         start = moved(prior, memory["log_odds"][rows])
+        rounds = memory["rounds"] + 1
         harm = self._harm(gathered, start)
-        held_out = harm.z if isinstance(harm, Harm) else None
+        held_out = None
+        if isinstance(harm, Harm):
+            held_out = beyond(harm.z, float((WEAR * (rounds - FRESH)).clamp(0, MOST_WORN)))
         # Without held-out samples nothing tells whether the copies or the others are honest.
         copies = self.copies and held_out is not None
         past = look_back(gathered, memory, history=self.history, copies=copies)
@@ -142,7 +153,10 @@ class Significance(PageTest):
         z = larger(held_out, past.z, scanned.z)
         found = self.posterior(rows, prior, z, memory, past)
         found = replace(
-            found, memory={**found.memory, **scanned.memory}, notes=scanned.notes, scanned=scanned
+            found,
+            memory={**found.memory, **scanned.memory, "rounds": rounds},
+            notes=scanned.notes,
+            scanned=scanned,
         )
         if isinstance(harm, Harm):
             return replace(
@@ -238,9 +252,17 @@ def _groups(count: int, least: int, seed: int) -> list[list[int]]:
 
 def _z(values: Tensor, errors: Tensor, margin: float) -> Tensor:
     """How far values exceed the margin on their side of zero, in standard errors; 0 where these are 0."""
-    beyond = values.sign() * (values.abs() - margin).clamp(min=0)
     least = torch.finfo(errors.dtype).tiny
-    return torch.where(errors > 0, beyond / errors.clamp(min=least), 0.0)
+    return torch.where(errors > 0, beyond(values, margin) / errors.clamp(min=least), 0.0)
+
+
+def beyond(values: Tensor, margin: float) -> Tensor:
+    """How far values exceed the margin on their side of zero.
+
+    >>> beyond(torch.tensor([-3.0, 0.5, 2.0]), 1.0)
+    tensor([-2., 0., 1.])
+    """
+    return values.sign() * (values.abs() - margin).clamp(min=0)
 
 
 def _candidates(gathered: Gathered, clip: Tensor, mean: Tensor) -> Tensor:
