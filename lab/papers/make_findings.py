@@ -74,9 +74,7 @@ def main(root: Path = ROOT) -> None:
         lambda place: f"{place[1]}\n{said}\n\n{place[2]}", page.read_text(encoding="utf-8")
     )
     verdicts = FINDINGS.sub(
-        lambda place: (
-            f"{place[1]}\n{findings(claims['claims'], place[2], recorded)}\n\n{place[3]}"
-        ),
+        lambda place: f"{place[1]}\n{findings(claims['claims'], place[2], recorded)}\n\n{place[3]}",
         verdicts,
     )
     page.write_text(verdicts, encoding="utf-8")

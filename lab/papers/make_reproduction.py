@@ -3,7 +3,7 @@
     python lab/papers/make_reproduction.py RUNS
 
 RUNS contains the folders p3-1a, p3-1b-paper ... (see lab/run_all.py). All tables of run NAME go into
-lab/results/papers/NAME.csv, if claims.toml has it in the inventory, the page has `<!-- run NAME -->`, or the file is there.
+lab/results/papers/NAME.csv, if the inventory of claims.toml or the page names it, or the file is there.
 `<!-- between A B -->` on the page docs/results/reproduction.md compares the methods of run A with those of run B.
 What is about runs that are missing in RUNS does not change. Then `lab/papers/make_findings.py` makes the tables of both
 pages.
