@@ -344,9 +344,9 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
         "versions.json",
     ]
     recorded = tmp_path / findings.RECORDED
-    published = findings.RECORDED / "published.toml"
-    for name in (findings.RESULTS, published):
-        (tmp_path / name).parent.mkdir(parents=True)
+    files = [findings.RECORDED / f"{name}.toml" for name in ("published", "claims")]
+    for name in (findings.RESULTS, *files):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, tmp_path / name)
     make_reproduction.main(tmp_path / "packed", tmp_path)
     ours = (recorded / "p1-mnist-shards.csv").read_text(encoding="utf-8")

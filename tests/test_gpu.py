@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,30 @@ def test_every_attack(attack: str, small: dict[str, Any], tmp_path: Path) -> Non
     hostile = [{"clients": [0, 1], "attack": [{"name": attack} | options], "from_round": 2}]
     methods = ["FedAvg", "Median", "Recommended"]
     assert_same_on_both(small | {"methods": methods, "hostile": hostile}, tmp_path)
+
+
+def test_texts(small: dict[str, Any], tmp_path: Path) -> None:
+    """Steps of an LSTM are CUDA graphs; embeddings and cuDNN's layers must learn in them as on a CPU."""
+    draw = random.Random(1)
+    words = [f"word{number}" for number in range(30)]
+    rows = [
+        f"{' '.join(draw.choices(words[10 * label : 20 + 10 * label], k=9))},{label}"
+        for label in (0, 1)
+        for _ in range(120)
+    ]
+    (tmp_path / "movie_reviews").mkdir()
+    text = "\n".join(["text,label", *rows])
+    (tmp_path / "movie_reviews" / "reviews.csv").write_text(text, encoding="utf-8")
+    texts = {
+        "data": {"name": "movie_reviews", "words": 40, "length": 12},
+        "data_dir": str(tmp_path),
+        "model": {"name": "lstm", "words": 40, "embedding": 8, "hidden": 8},
+        "training": {"epochs": 4, "batch_size": 10, "optimizer": "adam", "learning_rate": 0.01},
+        "methods": ["FedAvg"],
+    }
+    assert_same_on_both(small | texts, tmp_path)
+    first, last = losses(small | texts, "cuda", tmp_path / "again")["FedAvg"]
+    assert last < first < 0.69
 
 
 class Circle:

@@ -28,6 +28,8 @@ TABLE = re.compile(r"^\*\*(.+)\*\*\n\n((?:\|.*\n)+)", re.MULTILINE)
 TARGET = re.compile(r"reaches (\d+%)")
 CELL = re.compile(r"\{([^{}]+)\}")
 FINDINGS = re.compile(r"(<!-- findings (P\d) -->\n).*?(<!-- end -->)", re.DOTALL)
+ANSWERS = re.compile(r"(<!-- answers -->\n).*?(<!-- end -->)", re.DOTALL)
+FIGURE = re.compile(r"(<!-- figure (P\d) -->\n).*?(<!-- end -->)", re.DOTALL)
 INVENTORY = re.compile(r"(<!-- inventory -->\n).*?(<!-- end -->)", re.DOTALL)
 NOT_RUN = "not run yet"
 MOST_NAMED = 3  # methods of a figure that its text names one by one
@@ -60,17 +62,34 @@ def main(root: Path = ROOT) -> None:
     claims = tomllib.loads((root / RECORDED / "claims.toml").read_text(encoding="utf-8"))
     page = root / PAGE
 
-    def fill(place: re.Match[str]) -> str:
-        paper = place[2]
-        table = findings(claims["claims"], paper, recorded)
-        picture = Path("results", "reproduction", f"after-{paper.lower()}.png")
-        alt = draw(FIGURES[paper], recorded, page.parent / picture)
-        return f"{place[1]}\n{table}\n\n![{alt}]({picture.as_posix()})\n\n{place[3]}"
+    def picture(place: re.Match[str]) -> str:
+        path = Path("reproduction", f"after-{place[2].lower()}.png")
+        alt = draw(FIGURES[place[2]], recorded, results.parent / path)
+        return f"{place[1]}\n![{alt}]({path.as_posix()})\n\n{place[3]}"
 
-    page.write_text(FINDINGS.sub(fill, page.read_text(encoding="utf-8")), encoding="utf-8")
-    rows = inventory(claims["inventory"], recorded)
+    said = "\n".join(
+        f"- **{one['question']}** {filled(one['answer'], recorded)}" for one in claims["answers"]
+    )
+    verdicts = ANSWERS.sub(
+        lambda place: f"{place[1]}\n{said}\n\n{place[2]}", page.read_text(encoding="utf-8")
+    )
+    verdicts = FINDINGS.sub(
+        lambda place: f"{place[1]}\n{findings(claims['claims'], place[2], recorded)}\n\n{place[3]}",
+        verdicts,
+    )
+    page.write_text(verdicts, encoding="utf-8")
+    text = FIGURE.sub(picture, text)
+    shown = {name for _, name, _ in BLOCK.findall(text)}
+    elsewhere = [row for row in claims["inventory"] if row["run"].replace(":", "-") not in shown]
+    rows = inventory(elsewhere, recorded)
     text = INVENTORY.sub(lambda place: f"{place[1]}\n{rows}\n\n{place[2]}", text)
-    text = BLOCK.sub(lambda place: f"{place[1]}\n{block(recorded[place[2]])}\n\n{place[3]}", text)
+    reasons = {row["run"].replace(":", "-"): row.get("why") for row in claims["inventory"]}
+    text = BLOCK.sub(
+        lambda place: (
+            f"{place[1]}\n{block(recorded[place[2]], reasons.get(place[2]))}\n\n{place[3]}"
+        ),
+        text,
+    )
     results.write_text(text, encoding="utf-8")
 
 
@@ -91,8 +110,8 @@ def read(root: Path = ROOT) -> dict[str, Recorded]:
     return found
 
 
-def block(run: Recorded) -> str:
-    """What the page shows of a run: its size, the last round, and the gain to the highest target."""
+def block(run: Recorded, reason: str | None = None) -> str:
+    """What the page shows of a run: its size, why it differs, the last round, the gain to the highest target."""
     grid = next(iter(run.tables.values()))
     first = next(iter(grid.values()))
     last = [column for column in first if column.startswith("round ")][-1]
@@ -106,14 +125,17 @@ def block(run: Recorded) -> str:
         for column in ("gain, published", "gain, P1's rule", "gain, both reached"):
             if any(column in row for row in by_target[target].values()):
                 columns[column.replace("gain", f"gain to {target}")] = (column, by_target[target])
-    lines = [["method", *columns], [":--", *["--:"] * len(columns)]]
+    lines = [["method", *columns]]
     for method in grid:
         lines.append(
             [method, *(table.get(method, {}).get(column, "") for column, table in columns.values())]
         )
-    rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    about = f"{run.about['size']}, evaluated on {run.about['evaluated on']}; {run.about['date']}"
-    return f"*{about} ([all tables](../../lab/results/papers/{run.name}.csv)).*\n\n{rows}"
+    head, *rows = (f"| {' | '.join(line)} |" for line in lines)
+    rule = f"|:--|{'--:|' * len(columns)}"
+    about = f"{run.about['size']}; {run.about['date']}"
+    files = f"[all tables](../../lab/results/papers/{run.name}.csv)"
+    caption = f"*{about} ({files}){f'. Not as published: {reason}' if reason else ''}.*"
+    return "\n".join([caption, "", head, rule, *rows])
 
 
 def _tables(block: str) -> dict[str, Grid]:
@@ -147,20 +169,17 @@ def findings(
 ) -> str:
     """The table of a paper: what it claims, what it printed, what is recorded here."""
     lines = [
-        "| paper | claim | published | here | seeds | holds? |",
+        "| table | claim | published | here | seeds | verdict |",
         "|:--|:--|:--|:--|--:|:--|",
     ]
     for claim in claims:
         if claim["where"].startswith(paper):
-            published = filled(claim["published"], recorded)
-            here = NOT_RUN
-            seeds = "–"
-            quoted = runs_of(claim["here"])
-            if recorded.keys() >= {*quoted}:
-                here = filled(claim["here"], recorded)
-                seeds = recorded[quoted[0]].about["size"].partition(" ")[0]
-            cells = (claim["where"], claim["claim"], published, here, seeds, claim["verdict"])
-            lines.append(f"| {' | '.join(cells)} |")
+            (run, *_) = runs_of(claim["here"])
+            seeds = recorded[run].about["size"].partition(" ")[0]
+            keys = ("claim", "published", "here", "verdict")
+            what, published, here, verdict = (filled(claim[key], recorded) for key in keys)
+            where = claim["where"].removeprefix(f"{paper} ")
+            lines.append(f"| {where} | {what} | {published} | {here} | {seeds} | {verdict} |")
     return "\n".join(lines)
 
 
@@ -174,9 +193,9 @@ def runs_of(template: str) -> list[str]:
 
 
 def inventory(rows: Sequence[Mapping[str, str]], recorded: Mapping[str, Recorded]) -> str:
-    """Every experiment of the papers: its file, its command, its date, and what is missing."""
+    """The papers' experiments whose tables the page does not show: file, command, date, and what is missing."""
     lines = [
-        "| experiment | run | recorded | date | other than the paper because |",
+        "| experiment | run | recorded | date | not as published |",
         "|:--|:--|:--|:--|:--|",
     ]
     for row in rows:
@@ -185,7 +204,8 @@ def inventory(rows: Sequence[Mapping[str, str]], recorded: Mapping[str, Recorded
         link = f"[{row['run']}](../../lab/papers/{name}.toml)"
         size, date = NOT_RUN, "–"
         if run:
-            size = f"[{run.about['size']}](../../lab/results/papers/{run.name}.csv)"
+            seeds, rounds = re.findall(r"\d+", run.about["size"])
+            size = f"[{seeds}×{rounds}](../../lab/results/papers/{run.name}.csv)"
             date = run.about["date"]
         cells = (row["what"], link, size, date, row.get("why", "–"))
         lines.append(f"| {' | '.join(cells)} |")

@@ -3,7 +3,7 @@
     python lab/papers/make_reproduction.py RUNS
 
 RUNS contains the folders p3-1a, p3-1b-paper ... (see lab/run_all.py). All tables of run NAME go into
-lab/results/papers/NAME.csv, where the page has `<!-- run NAME -->` or the CSV file is there.
+lab/results/papers/NAME.csv, if the inventory of claims.toml or the page names it, or the file is there.
 `<!-- between A B -->` on the page docs/results/reproduction.md compares the methods of run A with those of run B.
 What is about runs that are missing in RUNS does not change. Then `lab/papers/make_findings.py` makes the tables of both
 pages.
@@ -30,6 +30,7 @@ from clientwise.report.sections import first_rounds
 from clientwise.report.statistics import Difference, paired_difference
 
 RUN = re.compile(r"<!-- run (\S+) -->")
+PRESET = re.compile("-(long|quick|grid|rule|criteria|few)$")  # with the tables of its experiment
 BETWEEN = re.compile(r"(<!-- between (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DEVICES = (20, 30, 40, 50, 70, 75)  # percent of the clients: the columns of P2's Table 1
 Row = list[str]
@@ -41,7 +42,10 @@ def main(runs: Path, root: Path = make_findings.ROOT) -> None:
     text = page.read_text(encoding="utf-8")
     recorded = root / make_findings.RECORDED
     published = tomllib.loads((recorded / "published.toml").read_text(encoding="utf-8"))
-    for name in sorted({*RUN.findall(text), *(path.stem for path in recorded.glob("*.csv"))}):
+    claims = tomllib.loads((recorded / "claims.toml").read_text(encoding="utf-8"))
+    names = {row["run"].replace(":", "-") for row in claims["inventory"]}
+    names |= {*RUN.findall(text), *(path.stem for path in recorded.glob("*.csv"))}
+    for name in sorted(names):
         folder = runs / name
         if not (folder / "run.sqlite").exists():
             continue
@@ -50,7 +54,7 @@ def main(runs: Path, root: Path = make_findings.ROOT) -> None:
             print(f"{name}: skipped, {folder} holds another experiment ({run.facts.name!r})")
             continue
         print(f"{name}: {folder}{'' if run.finished else ' (not finished)'}")
-        paper = published.get(re.sub("-(long|quick)$", "", name), {})
+        paper = {} if name.endswith("-grid") else published.get(PRESET.sub("", name), {})
         write_csv(about(run) + tables(run, paper), recorded / f"{name}.csv")
 
     def fill_between(place: re.Match[str]) -> str:
@@ -88,7 +92,7 @@ def tables(run: RunFolder, published: dict[str, Any]) -> list[Table]:
     found = results_of(run)
     series = found.methods
     parts = [results(series, published.get("loss"))]
-    name = re.sub("-(long|quick)$", "", run.facts.name)
+    name = PRESET.sub("", run.facts.name)
     for target in TARGETS.get(name, ()):
         paper = published.get(f"{target:g}", {})
         if "devices" in paper:

@@ -88,6 +88,10 @@ AGREE = {
         {"optimizer": Part("adamw", {"weight_decay": 0.1}), "learning_rate": 0.01},
         lambda own: torch.optim.AdamW(own, 0.01, weight_decay=0.1),
     ),
+    "adadelta": (
+        {"optimizer": Part("adadelta", {"rho": 0.8, "epsilon": 1e-4}), "learning_rate": 0.5},
+        lambda own: torch.optim.Adadelta(own, 0.5, 0.8, 1e-4),
+    ),
     "options of adam": (
         {
             "optimizer": Part("adam", {"beta1": 0.5, "beta2": 0.9, "epsilon": 1e-4}),

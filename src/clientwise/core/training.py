@@ -140,6 +140,25 @@ def adamw(
     return _adaptive(torch.optim.AdamW, parameters, rate, (beta1, beta2), epsilon, weight_decay)
 
 
+@OPTIMIZERS.register("adadelta", OptimizerDeclaration(elementwise=True, learning_rate=1.0))
+def adadelta(
+    parameters: Sequence[nn.Parameter],
+    rate: Rate,
+    *,
+    rho: Decay = 0.95,
+    epsilon: PositiveFloat = 1e-6,
+) -> torch.optim.Optimizer:
+    """Adadelta (Zeiler, 2012): the step follows from the sizes of former steps and gradients.
+
+    Args:
+        parameters: of the model.
+        rate: the learning rate.
+        rho: decay of both means of squares.
+        epsilon: added to both means.
+    """
+    return torch.optim.Adadelta(parameters, rate, rho, epsilon, capturable=parameters[0].is_cuda)
+
+
 def _adaptive(
     kind: MakeOptimizer,
     parameters: Sequence[nn.Parameter],

@@ -67,8 +67,8 @@ class _OwnKeys(ConfigTable):
     """The clients' optimizer. Its state ends with the round."""
 
     learning_rate: PositiveFloat | None = None
-    """Learning rate η. Default: that of the optimizer, 0.1 for sgd and 0.001 for adam and adamw. Typical
-    values are 0.01 to 0.1."""
+    """Learning rate η. Default: that of the optimizer, 0.1 for sgd, 0.001 for adam and adamw, and 1 for
+    adadelta. Typical values are 0.01 to 0.1."""
 
     transform: Annotated[Part, PartOf(TRANSFORMS)] | None = None
     """Data augmentation: a random change of every training batch."""
