@@ -73,7 +73,9 @@ class ConstrainAndScale(Attack):
         honest = known.honest
         update = self.own * (known.model - known.global_model) + (1 - self.own) * honest.mean
         norm = torch.linalg.vector_norm(honest.updates, dim=1).median()
-        return known.global_model + update * (norm / torch.linalg.vector_norm(update).clamp(min=1e-30))
+        return known.global_model + update * (
+            norm / torch.linalg.vector_norm(update).clamp(min=1e-30)
+        )
 
 
 @ATTACKS.register("covered_backdoor", needs("classes"))
@@ -119,7 +121,7 @@ class CoveredBackdoor(BlendedBackdoor):
 @ATTACKS.register("decoy_backdoor", needs("classes"))
 @dataclass(frozen=True)
 class DecoyBackdoor(BlendedBackdoor):
-    """About half of the hostile clients plant a patch for another class, for the scan to find; the others a blended one.
+    """Half of the hostile clients plant a patch for another class, for the scan to find; the others a blended pattern.
 
     Only the success of the blended trigger is reported.
 
