@@ -10,6 +10,9 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import pandas
@@ -20,7 +23,7 @@ from torch.nn.functional import cross_entropy
 import clientwise as cw
 from clientwise.data.federated import FederatedData
 from clientwise.experiment.build.data import build_data, load_samples
-from clientwise.experiment.matrix.grid import MatrixCell, open_matrix
+from clientwise.experiment.matrix.grid import open_matrix
 
 EPOCHS = 20  # on the server's samples, after pruning or of adversarial training
 BATCH = 20
@@ -33,13 +36,17 @@ Samples = tuple[Tensor, Tensor]
 
 def main(target: Path, folder: Path, method: str = "Recommended") -> None:
     """Write a row for each cell, seed and defence."""
-    torch.set_num_threads(1)
-    rows = [row for cell in open_matrix(folder).cells for row in cell_rows(folder, cell, method)]
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as processes:
+        cells = range(len(open_matrix(folder).cells))
+        found = processes.map(partial(cell_rows, folder, method), cells)
+        rows = [row for rows in found for row in rows]
     pandas.DataFrame(rows).to_csv(target, index=False, float_format="%.6g")
 
 
-def cell_rows(folder: Path, cell: MatrixCell, method: str) -> list[dict[str, object]]:
+def cell_rows(folder: Path, method: str, number: int) -> list[dict[str, object]]:
     """The final models of a method in a cell, as they are and after each defence."""
+    torch.set_num_threads(1)
+    cell = open_matrix(folder).cells[number]
     run = cw.load(folder / cell.folder)
     samples = load_samples(cell.experiment)
     rows = []
