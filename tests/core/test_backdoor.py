@@ -223,7 +223,7 @@ def test_in_a_federation_the_backdoor_goes_and_so_do_those_who_planted_it(tmp_pa
     accuracy = run.frame("rounds").set_index(["method", "round"])["metric"]
     assert accuracy["scanned", 16] > accuracy["default", 16] - 0.05
     suspects = run.frame("rounds").query("method == 'scanned'")["suspects"].dropna()
-    first = suspects.iloc[0][0]
+    first = next(one for of_round in suspects for one in of_round if one["confirmed"])
     assert first["class"] == 7
     assert {*first["clients"]} <= {*hostile["client"]}
     assert numpy.shape(first["pattern"]) == (1, 8, 8)
