@@ -27,7 +27,6 @@ from torch.nn.functional import cross_entropy
 
 from ..aggregation.robust import combine
 from ..types import Gathered, LocalTraining, Scanned, ServerNetwork
-from .base import clip_factors
 
 # The scan
 TURNED = 0.7  # share of the inputs of other classes that a pattern has to turn
@@ -278,10 +277,9 @@ class Suspicion:
         suspects: list[int] = (self.strength > ENDS).nonzero().flatten().tolist()
         return suspects
 
-    def stand_out(
-        self, network: ServerNetwork, gathered: Gathered, clip: Tensor, mean: Tensor, label: int
-    ) -> Tensor:
-        """How far each client's model reacts to the trigger of a class more than others do [n], to first order.
+    @torch.no_grad()
+    def stand_out(self, network: ServerNetwork, gathered: Gathered, label: int) -> Tensor:
+        """How far each client's model reacts to the trigger of a class more than others do [n].
 
         It must stand out alone and beside its reaction to the natural pattern of the same norm: clients with many
         samples of the class react to both.
@@ -289,26 +287,21 @@ class Suspicion:
         rows = (network.targets != label).nonzero().flatten()[:INPUTS]
         inputs = network.inputs[rows]
         targets = network.targets[rows, None]
-        at = mean.clone().requires_grad_(True)
 
-        def log_odds(inputs: Tensor) -> Tensor:
+        def log_odds(model: Tensor, inputs: Tensor) -> Tensor:
             """Of the class against the true one."""
-            outputs = network.outputs(at, inputs)
+            outputs = network.outputs(model, inputs)
             return (outputs[:, label] - outputs.gather(1, targets)[:, 0]).mean()
 
-        reactions = []
-        for pattern in (self.triggers[label], self.natural[label]):
-            with torch.enable_grad():
-                reaction = log_odds(inputs + pattern) - log_odds(inputs)
-                (gradient,) = torch.autograd.grad(reaction, at)
-            change = (gathered.updates @ gradient).double().cpu() * clip
-            reactions.append(
-                float(reaction.detach()) + change - float((mean - gathered.global_model) @ gradient)
-            )
+        found = []
+        for update in gathered.updates:
+            model = gathered.global_model + update
+            plain = log_odds(model, inputs)
+            patterns = (self.triggers[label], self.natural[label])
+            found.append(torch.stack([log_odds(model, inputs + one) - plain for one in patterns]))
         # A model whose outputs are not finite must not hide the others
-        to_trigger, to_natural = (
-            one.nan_to_num(nan=0.0, posinf=LARGEST, neginf=-LARGEST) for one in reactions
-        )
+        reactions = torch.stack(found).double().cpu()
+        to_trigger, to_natural = reactions.nan_to_num(nan=0.0, posinf=LARGEST, neginf=-LARGEST).T
         unit = float(to_trigger.median().abs())
         return torch.minimum(outlying(to_trigger, unit), outlying(to_trigger - to_natural, unit))
 
@@ -369,11 +362,10 @@ def watch(gathered: Gathered, weights: Tensor, memory: Mapping[str, Tensor]) -> 
         own = gathered.train_server(gathered.global_model, training)
         suspicion = Suspicion.begin(network, own)
     suspects = suspicion.classes
-    clip = clip_factors(gathered)
-    mean = gathered.global_model + combine(weights * clip, gathered.updates)
     if suspects:
+        mean = gathered.global_model + combine(weights, gathered.updates)
         suspicion = suspicion.with_triggers(network, mean)
-    z = {one: HEIGHT * suspicion.stand_out(network, gathered, clip, mean, one) for one in suspects}
+    z = {one: HEIGHT * suspicion.stand_out(network, gathered, one) for one in suspects}
     suspicion = suspicion.after_reactions(z)
     confirmed = [one for one in suspects if suspicion.confirmed[one]]
     return Scanned(
@@ -420,8 +412,12 @@ def _unlearned(
 
 @torch.no_grad()
 def loss_with(network: ServerNetwork, models: Tensor, patterns: Tensor) -> Tensor:
-    """The mean loss of models [c, d] on the server's samples, each with one of the patterns in turn [c]."""
-    drawn = torch.arange(len(network.inputs), device=patterns.device) % len(patterns)
-    changed = network.inputs + patterns[drawn]
-    losses = [cross_entropy(network.outputs(model, changed), network.targets) for model in models]
+    """The mean loss of models [c, d] on the server's samples with each of the patterns [c]."""
+    losses = []
+    for model in models:
+        each = [
+            cross_entropy(network.outputs(model, network.inputs + pattern), network.targets)
+            for pattern in patterns
+        ]
+        losses.append(torch.stack(each).mean())
     return torch.stack(losses)

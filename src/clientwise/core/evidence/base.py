@@ -90,14 +90,6 @@ def with_rows(values: Tensor | None, count: int, first: Tensor) -> Tensor:
     return torch.cat([values.to(first.device), new])
 
 
-def clip_factors(gathered: Gathered) -> Tensor:
-    """What each update is multiplied by so that none is longer than the median one [n]."""
-    parameters = gathered.updates[:, : gathered.spec.num_parameters]  # without statistics
-    lengths = torch.linalg.vector_norm(parameters, dim=1).double().cpu()
-    factors: Tensor = lengths.median() / lengths
-    return factors.clamp(max=1).nan_to_num(1.0)
-
-
 StandardErrors = Annotated[float, Ge(0), Le(100)]
 Strength = Annotated[float, Gt(0), Le(100)]
 

@@ -20,17 +20,7 @@ from ...registry import needs
 from ..aggregation.robust import combine
 from ..types import Gathered, LookBack, Posterior, Scanned
 from .backdoor import watch
-from .base import (
-    EVIDENCE,
-    Evidence,
-    PageTest,
-    StandardErrors,
-    Strength,
-    clip_factors,
-    enlist,
-    moved,
-    with_rows,
-)
+from .base import EVIDENCE, Evidence, PageTest, StandardErrors, Strength, enlist, moved, with_rows
 
 GROUPS = 20  # of held-out samples, whose gradients are the witnesses
 LEAST_COMPARED = 5  # samples of a group where their loss compares them with each other
@@ -164,7 +154,7 @@ class Significance(PageTest):
 
     def _harm(self, gathered: Gathered, weights: Tensor) -> Harm | str:
         """The harm of each client, or why there is no evidence."""
-        clip = clip_factors(gathered)
+        clip = _clip_factors(gathered)
         mean = gathered.global_model + combine(weights * clip, gathered.updates)
         if gathered.gradients is None:
             return self._judged_harm(gathered, weights, clip, mean)
@@ -232,6 +222,14 @@ class OwnPast(PageTest):
         rows = torch.tensor(gathered.client_ids, dtype=torch.int64)
         past = look_back(gathered, memory, history=True, copies=False)
         return self.posterior(rows, prior, larger(None, past.z), memory, past)
+
+
+def _clip_factors(gathered: Gathered) -> Tensor:
+    """What each update is multiplied by so that none is longer than the median one [n]."""
+    parameters = gathered.updates[:, : gathered.spec.num_parameters]  # without statistics
+    lengths = torch.linalg.vector_norm(parameters, dim=1).double().cpu()
+    factors: Tensor = lengths.median() / lengths
+    return factors.clamp(max=1).nan_to_num(1.0)
 
 
 def _groups(count: int, least: int, seed: int) -> list[list[int]]:
