@@ -34,7 +34,6 @@ INPUTS = 64  # held-out inputs that are scanned, at most
 AT_ONCE = 2048  # changed inputs in one pass
 FIRST_STEPS = 120  # of the scan of the server's own model
 STEPS = 8  # of a scan of a round, which goes on from the patterns of the last one
-EVERY = 2  # rounds between two scans of a class of which nothing is suspected
 GROW = 1.05  # factor of a norm in one step, while the pattern turns too few inputs
 SHRINK = 0.93  # the same, while it turns enough
 MOVE = 0.3  # of the norm, in one step
@@ -101,7 +100,6 @@ def scan(
     start: Patterns,
     steps: int,
     usual: Tensor | None = None,
-    classes: Tensor | None = None,
 ) -> Patterns:
     """The smallest pattern of each class, from those of an earlier scan.
 
@@ -114,13 +112,11 @@ def scan(
         start: where to begin.
         steps: how many.
         usual: norms [C]; others stay within a factor of five.
-        classes: of the patterns; None: all.
     """
     values = start.values
     norms = start.norms
     turned = start.turned
-    if classes is None:
-        classes = torch.arange(len(values), device=values.device)
+    classes = torch.arange(len(values), device=values.device)
     for _ in range(steps):
         directions, turned = _directions(network, model, values, classes)
         norms = torch.where(turned > TURNED, SHRINK * norms, GROW * norms)
@@ -200,7 +196,6 @@ class Suspicion:
     strength: Tensor  # [C] 1 where a class is suspect, fading afterwards
     proof: Tensor  # [C] sum of what the clients' reactions say
     confirmed: Tensor  # [C] 1 where it was enough, while the class is suspect
-    rounds: Tensor  # that were scanned
 
     @staticmethod
     def begin(network: ServerNetwork, own: Tensor) -> Suspicion:
@@ -218,24 +213,15 @@ class Suspicion:
             strength=none.clone(),
             proof=none.clone(),
             confirmed=none.clone(),
-            rounds=torch.tensor(0),
         )
 
     def after(self, network: ServerNetwork, model: Tensor) -> Suspicion:
-        """After a scan of the model [d]: of every second class, and of those that may be suspect."""
-        every = torch.arange(len(self.norms), device=model.device)
-        is_due = ((every + self.rounds) % EVERY == 0) | (self.against > 0) | (self.strength > ENDS)
-        due = every[is_due]
-        before = Patterns(self.values[due], self.norms[due], self.turned[due])
-        found = scan(network, model, before, STEPS, self.usual[due], due)
-        now = Patterns(
-            self.values.index_copy(0, due, found.values),
-            self.norms.index_copy(0, due, found.norms),
-            self.turned.index_copy(0, due, found.turned),
-        )
+        """After a scan of the model [d]."""
+        before = Patterns(self.values, self.norms, self.turned)
+        now = scan(network, model, before, STEPS, self.usual)
         ratios = now.norms / self.usual
         speaks = math.log(SMALL) - (ratios / _median_of_others(ratios)).log()
-        speaks[~is_due | (now.turned < TURNED / 2)] = 0
+        speaks[now.turned < TURNED / 2] = 0
         against = (self.against + speaks).clamp(0, ENOUGH)
         is_suspect = against >= ENOUGH
         is_new = is_suspect & (self.strength <= ENDS)
@@ -246,7 +232,6 @@ class Suspicion:
             found=torch.where(is_new, now.norms, self.found),
             against=against,
             strength=torch.where(is_suspect, 1.0, FADES * self.strength),
-            rounds=self.rounds + 1,
         )
 
     def with_triggers(self, network: ServerNetwork, mean: Tensor) -> Suspicion:
