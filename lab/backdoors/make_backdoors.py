@@ -19,7 +19,7 @@ PAGE = ROOT / "docs" / "results" / "backdoors.md"
 AFTER = ROOT / "lab" / "results" / "backdoors-after.csv"
 SCAN, DEFAULT, ORACLE = "with scan", "Recommended", "KnowsHonestTuned"
 # Of the tables by column and by federation; the raw results have all methods
-SHOWN = [ORACLE, "RLR", SCAN, "AlignIns", "median", "trimmed mean", "FoolsGold", "FLTrust", DEFAULT]
+SHOWN = [ORACLE, "RLR", SCAN, "AlignIns", "trimmed mean", DEFAULT]
 ADAPTIVE = ["Neurotoxin", "constrain and scale", "edge cases", "covered", "decoy"]
 HIGH = 0.25  # success of a trigger that no cell should exceed
 
@@ -66,12 +66,9 @@ def methods_table(rows: pandas.DataFrame) -> str:
                 "method": f"**{method}**" if method == SCAN else method,
                 "success of the trigger": 100 * federations(attacked, "success").mean(),
                 "minus `Recommended`": interval(attacked, default[default["share"] > 0], "success"),
-                "worst cell": 100 * cells.max(),
                 "cells above 25%": 100 * (cells > HIGH).mean(),
-                "accuracy under attack": 100 * federations(attacked, "metric").mean(),
-                "to `Recommended`": interval(attacked, default[default["share"] > 0]),
-                "accuracy, clean": 100 * federations(clean, "metric").mean(),
-                "to `Recommended` ": interval(clean, default[default["share"] == 0]),
+                "accuracy under attack": interval(attacked, default[default["share"] > 0]),
+                "accuracy, clean": interval(clean, default[default["share"] == 0]),
                 "influence of the hostile": 100 * federations(attacked, "hostile_influence").mean(),
                 "honest clients lowered, clean": 100 * federations(clean, "lowered").mean(),
                 "suspected, clean": 100 * clean["suspected"].mean(),
