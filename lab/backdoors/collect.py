@@ -2,13 +2,15 @@
 
     python lab/backdoors/collect.py lab/results/backdoors.csv.gz FOLDER FOLDER
 
-The folders are those of matrices. Where two have the same run, the later folder counts.
+The folders are those of matrices; a file has raw results of earlier runs. Where two have the same run, the later one
+counts.
 """
 
 from __future__ import annotations
 
 import gzip
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas
@@ -22,15 +24,20 @@ LAST_ROUNDS = 5  # over which the success of a trigger is averaged
 
 def main(target: Path, folders: list[Path]) -> None:
     """Write the raw results of all folders."""
-    cells = [
-        cell_rows(folder, cell)
-        for folder in folders
-        for cell in look_at(folder).cells
-        if (folder / cell.folder / "run.sqlite").is_file()
-    ]
-    rows = pandas.concat(cells).drop_duplicates(KEYS, keep="last").sort_values(KEYS)
+    rows = pandas.concat([rows for folder in folders for rows in rows_of(folder)])
+    rows = rows.drop_duplicates(KEYS, keep="last").sort_values(KEYS)
     with gzip.GzipFile(target, "wb", mtime=0) as file:
         rows.to_csv(file, index=False, float_format="%.6g")
+
+
+def rows_of(folder: Path) -> Iterator[pandas.DataFrame]:
+    """The rows of each cell of a matrix, or those of a file."""
+    if folder.is_file():
+        yield pandas.read_csv(folder)
+        return
+    for cell in look_at(folder).cells:
+        if (folder / cell.folder / "run.sqlite").is_file():
+            yield cell_rows(folder, cell)
 
 
 def cell_rows(folder: Path, cell: MatrixCell) -> pandas.DataFrame:
@@ -39,6 +46,8 @@ def cell_rows(folder: Path, cell: MatrixCell) -> pandas.DataFrame:
     rounds = run.frame("rounds")
     if "attack_success" not in rounds:
         rounds["attack_success"] = float("nan")
+    if "suspects" not in rounds:
+        rounds["suspects"] = None
     weights = run.frame("weights")
     found = []
     for (method, seed), lane in rounds.groupby(["method", "seed"]):
@@ -52,7 +61,7 @@ def cell_rows(folder: Path, cell: MatrixCell) -> pandas.DataFrame:
         notes = [note for one in lane["notes"].dropna() for note in one]
         found.append(
             {
-                "network": "cnn" if folder.name == "cnn" else "mlp",
+                "network": "cnn" if folder.name.startswith("cnn") else "mlp",
                 "federation": cell.data,
                 "attack": cell.attack,
                 "share": cell.share,
@@ -62,6 +71,7 @@ def cell_rows(folder: Path, cell: MatrixCell) -> pandas.DataFrame:
                 "success": lane["attack_success"].iloc[-LAST_ROUNDS:].mean(),
                 "hostile_influence": last["influence"][is_hostile].sum(),
                 "lowered": (honest["influence"] < honest["prior"] / 2).mean(),
+                "watched": bool(lane["suspects"].notna().any()),
                 "suspected": any("a backdoor is suspected" in note for note in notes),
                 "seconds": lane["seconds"].sum(),
             }

@@ -16,7 +16,11 @@ from scipy import stats
 ROOT = Path(__file__).parents[2]
 RAW = ROOT / "lab" / "results" / "backdoors.csv.gz"
 PAGE = ROOT / "docs" / "results" / "backdoors.md"
+AFTER = ROOT / "lab" / "results" / "backdoors-after.csv"
 SCAN, DEFAULT, ORACLE = "with scan", "Recommended", "KnowsHonestTuned"
+# Of the tables by column and by federation; the raw results have all methods
+SHOWN = [ORACLE, "RLR", SCAN, "AlignIns", "trimmed mean", DEFAULT]
+ADAPTIVE = ["Neurotoxin", "constrain and scale", "edge cases", "covered", "decoy"]
 HIGH = 0.25  # success of a trigger that no cell should exceed
 
 
@@ -34,12 +38,19 @@ def main() -> None:
 def all_tables(rows: pandas.DataFrame) -> dict[str, str]:
     """By the name of their place, the tables in Markdown."""
     mlp = rows[rows["network"] == "mlp"]
-    return {
-        "methods": methods_table(mlp),
-        "attacks": attacks_table(mlp),
-        "federations": federations_table(mlp),
+    adapts = mlp["attack"].isin(ADAPTIVE)
+    shown = mlp[~adapts & mlp["method"].isin(SHOWN)]
+    tables = {
+        "methods": methods_table(mlp[~adapts]),
+        "attacks": attacks_table(shown),
+        "federations": federations_table(shown),
         "network": network_table(rows[rows["network"] == "cnn"]),
     }
+    if adapts.any():
+        tables["adaptive"] = adaptive_table(mlp[adapts])
+    if AFTER.exists():
+        tables["after"] = after_table(pandas.read_csv(AFTER))
+    return tables
 
 
 def methods_table(rows: pandas.DataFrame) -> str:
@@ -55,12 +66,9 @@ def methods_table(rows: pandas.DataFrame) -> str:
                 "method": f"**{method}**" if method == SCAN else method,
                 "success of the trigger": 100 * federations(attacked, "success").mean(),
                 "minus `Recommended`": interval(attacked, default[default["share"] > 0], "success"),
-                "worst cell": 100 * cells.max(),
                 "cells above 25%": 100 * (cells > HIGH).mean(),
-                "accuracy under attack": 100 * federations(attacked, "metric").mean(),
-                "to `Recommended`": interval(attacked, default[default["share"] > 0]),
-                "accuracy, clean": 100 * federations(clean, "metric").mean(),
-                "to `Recommended` ": interval(clean, default[default["share"] == 0]),
+                "accuracy under attack": interval(attacked, default[default["share"] > 0]),
+                "accuracy, clean": interval(clean, default[default["share"] == 0]),
                 "influence of the hostile": 100 * federations(attacked, "hostile_influence").mean(),
                 "honest clients lowered, clean": 100 * federations(clean, "lowered").mean(),
                 "suspected, clean": 100 * clean["suspected"].mean(),
@@ -84,6 +92,36 @@ def federations_table(rows: pandas.DataFrame) -> str:
     clean = rows[rows["share"] == 0].pivot_table("metric", "method", "federation") * 100
     clean.columns = [f"{name}: clean accuracy" for name in clean.columns]
     return markdown(attacked.join(clean).reset_index())
+
+
+def adaptive_table(rows: pandas.DataFrame) -> str:
+    """Success of attackers that avoid defences, by attack, and the accuracy under them."""
+    found = rows.pivot_table("success", "method", "attack")[ADAPTIVE] * 100
+    by_method = rows.groupby("method")
+    found.insert(0, "mean", 100 * by_method["success"].mean())
+    found["accuracy"] = 100 * by_method["metric"].mean()
+    found["influence of the hostile"] = 100 * by_method["hostile_influence"].mean()
+    return markdown(found.sort_values("mean").reset_index())
+
+
+def after_table(rows: pandas.DataFrame) -> str:
+    """Of each defence after the training: success and accuracy, and their differences to none."""
+    lines = []
+    none = rows[rows["defence"] == "none"]
+    for defence, own in rows.groupby("defence"):
+        attacked, clean = own[own["share"] > 0], own[own["share"] == 0]
+        lines.append(
+            {
+                "defence": defence,
+                "success of the trigger": 100 * federations(attacked, "success").mean(),
+                "minus none": interval(attacked, none[none["share"] > 0], "success"),
+                "accuracy under attack": 100 * federations(attacked, "metric").mean(),
+                "minus none ": interval(attacked, none[none["share"] > 0]),
+                "accuracy, clean": 100 * federations(clean, "metric").mean(),
+                "minus none  ": interval(clean, none[none["share"] == 0]),
+            }
+        )
+    return markdown(pandas.DataFrame(lines))
 
 
 def network_table(rows: pandas.DataFrame) -> str:

@@ -20,7 +20,7 @@ from clientwise.core.evidence.backdoor import (
     unlearned,
     watch,
 )
-from clientwise.core.types import Gathered, LocalTraining, ModelSpec, ServerNetwork
+from clientwise.core.types import Gathered, LocalTraining, ModelSpec, Scanned, ServerNetwork
 from recorded import everything
 
 CLASSES = 4
@@ -97,6 +97,7 @@ def test_clients_that_put_a_backdoor_back_stand_out(network: ServerNetwork) -> N
     assert last.notes == (f"class {TARGET}: a backdoor is suspected",)
     (suspect,) = last.suspects
     assert suspect["class"] == TARGET
+    assert suspect["confirmed"]
     assert suspect["clients"] == [1, 5]
     assert suspect["norm"] < 0.75 * suspect["usual"]
     assert int(numpy.abs(suspect["pattern"]).argmax()) == TRIGGER
@@ -125,6 +126,33 @@ def test_without_a_backdoor_no_class_is_suspect(network: ServerNetwork) -> None:
         assert not found.notes
 
 
+def test_a_suspicion_without_clients_that_stand_out_is_not_told(network: ServerNetwork) -> None:
+    random = torch.Generator().manual_seed(2)
+    updates = 0.2 * torch.randn(8, FEATURES * CLASSES, generator=random)
+    *_, last = watched(network, updates, model(backdoor=6), rounds=12)  # nobody puts it back
+    (suspect,) = last.suspects
+    assert suspect["class"] == TARGET
+    assert not suspect["confirmed"]
+    assert not last.notes
+    assert last.patterns is not None
+    updates[[1, 5]] += model(backdoor=20) - model()
+    *_, confirmed = watched(network, updates, model(backdoor=6), rounds=12)
+    assert last.share < confirmed.share
+
+
+def test_one_large_reaction_or_several_smaller_ones_confirm_a_suspicion(
+    network: ServerNetwork,
+) -> None:
+    start = Suspicion.begin(network, model())
+    reactions = {1: torch.tensor([0.0, 13.0]), 2: torch.tensor([9.0, 8.0]), 3: torch.tensor([5.0])}
+    first = start.after_reactions(reactions)
+    assert first.confirmed.tolist() == [0, 1, 0, 0]
+    second = first.after_reactions(reactions)
+    assert second.confirmed.tolist() == [0, 1, 1, 0]
+    later = second.after_reactions({1: torch.tensor([0.0])})
+    assert later.confirmed.tolist() == [0, 1, 0, 0]  # class 2 is suspect no more
+
+
 def test_suspicion_fades_when_the_backdoor_is_gone(network: ServerNetwork) -> None:
     suspicion = Suspicion.begin(network, model())
     for _ in range(10):
@@ -140,9 +168,11 @@ def test_a_model_unlearns_a_pattern(network: ServerNetwork) -> None:
     pattern[0, TRIGGER] = 1
     start = model(backdoor=20)[None]
     training = LocalTraining(epochs=20, batch_size=20, learning_rate=0.5)
-    after = unlearned(network, start, pattern, training, seed=1)
+    after = unlearned(network, start, Scanned(patterns=pattern, share=0.3), training, seed=1)
     before, now = (float(loss_with(network, models, pattern)) for models in (start, after))
     assert now < 0.2 * before
+    less = unlearned(network, start, Scanned(patterns=pattern, share=0.1), training, seed=1)
+    assert now < float(loss_with(network, less, pattern)) < before
     plain = (outputs(after[0], network.inputs).argmax(1) == network.targets).float().mean()
     assert float(plain) > 0.95
 
@@ -193,7 +223,7 @@ def test_in_a_federation_the_backdoor_goes_and_so_do_those_who_planted_it(tmp_pa
     accuracy = run.frame("rounds").set_index(["method", "round"])["metric"]
     assert accuracy["scanned", 16] > accuracy["default", 16] - 0.05
     suspects = run.frame("rounds").query("method == 'scanned'")["suspects"].dropna()
-    first = suspects.iloc[0][0]
+    first = next(one for of_round in suspects for one in of_round if one["confirmed"])
     assert first["class"] == 7
     assert {*first["clients"]} <= {*hostile["client"]}
     assert numpy.shape(first["pattern"]) == (1, 8, 8)

@@ -36,6 +36,7 @@ from .types import (
     Evaluation,
     Memory,
     RoundRecord,
+    Scanned,
     ServerState,
     Task,
     TriedStep,
@@ -197,8 +198,8 @@ def tune_and_choose(chosen: Candidate, task: Task, cohort: Cohort) -> Candidate:
     losses = None
     if method.fine_tune:
         training = method.scheduled(method.fine_tune, task.round_num)
-        patterns = chosen.posterior.scanned.patterns if chosen.posterior else None
-        models, losses = tune(models, replace(task, training=training), cohort, patterns)
+        scanned = chosen.posterior.scanned if chosen.posterior else Scanned()
+        models, losses = tune(models, replace(task, training=training), cohort, scanned)
     if len(models) == 1:
         return replace(chosen, model=models[0])
     assert isinstance(method.server_step, BestOf)
@@ -213,7 +214,7 @@ def tune_and_choose(chosen: Candidate, task: Task, cohort: Cohort) -> Candidate:
 
 
 def tune(
-    models: Tensor, task: Task, cohort: Cohort, patterns: Tensor | None = None
+    models: Tensor, task: Task, cohort: Cohort, scanned: Scanned
 ) -> tuple[Tensor, Tensor | None]:
     """Train models [c, d] further on the server's samples; see `Method.line_search`.
 
@@ -221,15 +222,16 @@ def tune(
         models: to be trained.
         task: how.
         cohort: of the round.
-        patterns: of suspected backdoors [p, ...], which the models unlearn.
+        scanned: the patterns of suspected backdoors, which the models unlearn.
 
     Returns:
         The models [c, d], and their losses on these samples [c] if they were computed.
     """
     tuned = cohort.engine.train_server(models, task)
+    patterns = scanned.patterns
     network = None if patterns is None else cohort.engine.server_network()
-    if network is not None and patterns is not None:
-        tuned = unlearned(network, tuned, patterns, task.training, task.round_num)
+    if network is not None:
+        tuned = unlearned(network, tuned, scanned, task.training, task.round_num)
     if not cohort.method.line_search:
         return tuned, None
     fractions = torch.linspace(0, 1, LINE_SEARCH_POINTS, device=models.device)

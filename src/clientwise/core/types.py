@@ -360,6 +360,7 @@ class Scanned:
 
     z: Tensor | None = None  # [n] reaction of each client's model to suspect patterns
     patterns: Tensor | None = None  # [p, ...] to be unlearned
+    share: float = 0.0  # of the loss with the patterns
     # Suspect classes as they are recorded (docs/frames.md)
     suspects: list[dict[str, Any]] | None = None
     notes: tuple[str, ...] = ()

@@ -455,6 +455,7 @@ def suspicions(at: Round) -> Iterator[tuple[str, int, Any]]:
         for row in records(lane_rows(at.run, "rounds", at.method, at.seed))
         if row["round"] <= at.round_num
         for suspect in row.get("suspects") or ()
+        if suspect.get("confirmed", True)  # records of older versions have no others
     ]
     if not rows:
         return

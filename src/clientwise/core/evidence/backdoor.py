@@ -8,8 +8,10 @@ needs a smaller common change of the inputs than others do (Neural Cleanse, Wang
   suspect.
 - `find_triggers` searches a pattern of a suspect class to which the clients' mean reacts, and the server's own model
   does not: such a pattern resembles the trigger more than the smallest one does.
-- `watch` compares the clients' models: those that put a trigger back react to it more than others.
-- `unlearned` trains models to predict the true classes in spite of the triggers.
+- `watch` compares the clients' models: those that put a trigger back react to it more than others. If some do, the
+  suspicion is confirmed.
+- `unlearned` trains models to predict the true classes in spite of the triggers: a little while a class is suspect,
+  more once that is confirmed.
 """
 
 from __future__ import annotations
@@ -50,8 +52,13 @@ ENDS = 0.2  # suspicion below this ends
 SPREAD = 0.04  # least standard deviation of the clients' reactions, in units of their median
 HEIGHT = 1.5  # evidence of one standard deviation of the reactions
 LARGEST = 1e30  # reaction of a model that counts
-NAMED = 4.0  # evidence above which a client is recorded with the suspect class
-SHARE = 0.3  # of the loss with the triggers, where they are unlearned
+NAMED = 6.0  # evidence above which a client is recorded with the suspect class
+CHANCE = 6.0  # largest evidence of a round against a client, while a suspicion is wrong
+CONFIRMED = (
+    6.0  # sum over the rounds of what exceeds it, with which a suspicion is confirmed (Page's test)
+)
+SHARE = 0.3  # of the loss with the triggers, where confirmed ones are unlearned
+LITTLE = 0.2  # the same, where no suspicion is confirmed
 
 
 @dataclass(frozen=True)
@@ -187,6 +194,8 @@ class Suspicion:
     found: Tensor  # [C] the norms that made classes suspect
     against: Tensor  # [C] sum of what speaks against a class (Page's test)
     strength: Tensor  # [C] 1 where a class is suspect, fading afterwards
+    proof: Tensor  # [C] sum of what the clients' reactions say
+    confirmed: Tensor  # [C] 1 where it was enough, while the class is suspect
 
     @staticmethod
     def begin(network: ServerNetwork, own: Tensor) -> Suspicion:
@@ -202,6 +211,8 @@ class Suspicion:
             found=first.norms.clone(),
             against=none,
             strength=none.clone(),
+            proof=none.clone(),
+            confirmed=none.clone(),
         )
 
     def after(self, network: ServerNetwork, model: Tensor) -> Suspicion:
@@ -232,6 +243,18 @@ class Suspicion:
             network, mean, self.own, start, self.usual[suspects], suspects
         )
         return replace(self, triggers=triggers)
+
+    def after_reactions(self, z: Mapping[int, Tensor]) -> Suspicion:
+        """After the evidence against clients [n] by each suspect class."""
+        most = torch.full_like(self.proof, -torch.inf)
+        for label, against in z.items():
+            most[label] = float(against.max())
+        proof = (self.proof + most - CHANCE).clamp(0, CONFIRMED)
+        enough = (proof >= CONFIRMED).to(proof)
+        is_suspect = most > -torch.inf
+        return replace(
+            self, proof=proof, confirmed=torch.maximum(self.confirmed, enough) * is_suspect
+        )
 
     @property
     def classes(self) -> list[int]:
@@ -274,6 +297,7 @@ class Suspicion:
             pattern = self.triggers[label].double().round(decimals=5).tolist()
         return {
             "class": label,
+            "confirmed": bool(self.confirmed[label]),
             "norm": float(self.found[label]),
             "usual": float(self.usual[label]),
             "clients": [
@@ -327,25 +351,30 @@ def watch(gathered: Gathered, weights: Tensor, memory: Mapping[str, Tensor]) -> 
         mean = gathered.global_model + combine(weights, gathered.updates)
         suspicion = suspicion.with_triggers(network, mean)
     z = {one: HEIGHT * suspicion.stand_out(network, gathered, one) for one in suspects}
+    suspicion = suspicion.after_reactions(z)
+    confirmed = [one for one in suspects if suspicion.confirmed[one]]
     return Scanned(
         z=torch.stack([*z.values()]).amax(0) if suspects else None,
-        patterns=suspicion.triggers[suspects] if suspects else None,
+        patterns=suspicion.triggers[confirmed or suspects] if suspects else None,
+        share=SHARE if confirmed else LITTLE,
         suspects=[suspicion.recorded(one, z[one], gathered) for one in suspects] or None,
-        notes=tuple(f"class {one}: a backdoor is suspected" for one in suspects),
+        notes=tuple(f"class {one}: a backdoor is suspected" for one in confirmed),
         memory={f"scan_{name}": values for name, values in vars(suspicion).items()},
     )
 
 
 def unlearned(
-    network: ServerNetwork, models: Tensor, patterns: Tensor, training: LocalTraining, seed: int
+    network: ServerNetwork, models: Tensor, scanned: Scanned, training: LocalTraining, seed: int
 ) -> Tensor:
-    """Models [c, d] trained on the server's samples, a share of the loss with one of the patterns [p, ...]."""
-    return torch.stack([_unlearned(network, one, patterns, training, seed) for one in models])
+    """Models [c, d] trained on the server's samples, a share of the loss with one of the patterns."""
+    return torch.stack([_unlearned(network, one, scanned, training, seed) for one in models])
 
 
 def _unlearned(
-    network: ServerNetwork, model: Tensor, patterns: Tensor, training: LocalTraining, seed: int
+    network: ServerNetwork, model: Tensor, scanned: Scanned, training: LocalTraining, seed: int
 ) -> Tensor:
+    patterns = scanned.patterns
+    assert patterns is not None
     random = torch.Generator().manual_seed(seed)
     count = len(network.inputs)
     for _ in range(training.epochs):
@@ -360,7 +389,7 @@ def _unlearned(
             with torch.enable_grad():
                 plain = cross_entropy(network.outputs(at, inputs), targets)
                 with_pattern = cross_entropy(network.outputs(at, changed), targets)
-                loss = (1 - SHARE) * plain + SHARE * with_pattern
+                loss = (1 - scanned.share) * plain + scanned.share * with_pattern
                 (gradient,) = torch.autograd.grad(loss, at)
             model = model - training.rate * gradient
     return model
