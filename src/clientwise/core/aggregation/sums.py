@@ -28,7 +28,7 @@ from ..types import Layer, ModelSpec
 from ..weights.scores import Score, Term
 
 AT_ONCE = 64  # models added together
-CACHED = 2**18  # values copied to float64 at once, so that they stay in a core's cache
+CACHED = 2**16  # values copied to float64 at once, so that they stay in a core's cache
 ON_GPU = 2**26  # values worked on at once on a GPU, which is faster with few large pieces
 FLOAT64_BITS = 1000  # products below 2 to this power are finite
 COHORT_BITS = 20  # a criterion's sum over the cohort is at most 2^20 times its largest value
