@@ -1,4 +1,4 @@
-"""What it costs to spread a run: seconds per round over three Ray nodes and over Flower's simulation, beside one process.
+"""What it costs to spread a run: seconds per round on three Ray nodes and in Flower's simulation, beside one process.
 
 python lab/speed/nodes.py [--rounds 6] [--turns 2] [--out lab/results/speed/nodes.json]
 

@@ -507,8 +507,8 @@ def model_divergence(arrivals: Arrivals, *, per_layer: bool = False) -> Tensor:
     models = arrivals.models
     at_once = len(models) if models.is_cuda else CACHED // models.shape[1]
     norms = []
-    for some in models.split(max(1, at_once)):
-        difference = some - arrivals.global_model
+    for some in torch.split(models, max(1, at_once)):
+        difference = some - arrivals.global_model  # [at_once, d]
         norms.append(torch.stack([_row_norms(difference[:, span]) for span in spans]).mean(0))
     return (torch.cat(norms).double() + 1).rsqrt()
 

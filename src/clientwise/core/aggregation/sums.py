@@ -67,15 +67,17 @@ class SubsetSums:
         products = raw[:, None, :].pow(self._exponents).prod(-1)  # [n, t]
         self.totals += products.sum(0)
         factors = products.T.to(self.sums.device)
-        at_once = self._models_at_once()
+        size = self.sums.shape[1]
+        on_gpu = self.sums.is_cuda
+        at_once = max(1, ON_GPU // size) if on_gpu else AT_ONCE
         for some, rows in zip(
             torch.split(factors, at_once, 1), torch.split(models, at_once), strict=True
         ):
-            width = self._columns_at_once(len(rows))
+            width = size if on_gpu else CACHED // max(1, len(rows))
             for sums, block in zip(
                 torch.split(self.sums, width, 1), torch.split(rows, width, 1), strict=True
             ):
-                if block.is_cuda and len(sums) == 1:
+                if on_gpu and len(sums) == 1:
                     sums[0] += weighted_sum(some[0], block)
                 else:
                     sums.addmm_(some, block.double())
@@ -97,16 +99,6 @@ class SubsetSums:
         if self.sums.is_cuda:
             return weighted_sum(shares, self.sums).float()
         return (shares @ self.sums).float()
-
-    def _models_at_once(self) -> int:
-        if not self.sums.is_cuda:
-            return AT_ONCE
-        return max(1, ON_GPU // self.sums.shape[1])
-
-    def _columns_at_once(self, rows: int) -> int:
-        if self.sums.is_cuda:
-            return self.sums.shape[1]
-        return CACHED // max(1, rows)
 
 
 def _scale_of(term: Term, scales: Tensor) -> float:
