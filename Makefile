@@ -87,7 +87,7 @@ clean:
 	rm -rf .venv runs site dist
 
 # The environment in two steps: what `demo` needs, then what the tests need.
-INSTALL := python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt
+INSTALL := python -m pip install --quiet --disable-pip-version-check --no-compile --constraint .ci/constraints.txt
 
 .venv/demo: pyproject.toml .ci/constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "clientwise needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

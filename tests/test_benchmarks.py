@@ -13,6 +13,8 @@ import numpy
 import pytest
 
 import gpu_cost
+import make_speed
+import nodes
 import ours
 import quick
 import record
@@ -113,6 +115,20 @@ def test_scale_measures_memory_and_time() -> None:
     result = scale.measure(clients=200, cohort=20, rounds=2)
     assert len(result["seconds"]) == 2
     assert 0 < result["rounds_peak_mib"] <= result["peak_mib"]
+
+
+def test_the_page_has_the_tables_of_what_was_measured() -> None:
+    text = make_speed.PAGE.read_text(encoding="utf-8")
+    assert len(make_speed.MARKER.findall(text)) == len(make_speed.TABLES)
+    assert make_speed.filled(text) == text, "run `python lab/speed/make_speed.py`"
+
+
+def test_a_round_in_which_a_node_dies_is_no_ordinary_one() -> None:
+    turns = [
+        {"seconds": [9.0, 1.0, 5.0, 3.0], "killed_in": 2},
+        {"seconds": [9.0, 2.0, 7.0, 2.0], "killed_in": 2},
+    ]
+    assert nodes.summary(turns) == {"seconds": 2.0, "with_death": 6.0}
 
 
 def test_the_quick_benchmark_fails_below_its_floor(

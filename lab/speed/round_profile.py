@@ -1,6 +1,6 @@
 """Where the processor time of a round goes, and how far it is from the bare products of its layers.
 
-python lab/speed/round_profile.py [W1 W2 W3 W4] [--rounds 2] [--cohort CLIENTS]
+python lab/speed/round_profile.py [W1 W2 W3 W4] [--rounds 2] [--cohort CLIENTS] [--out FILE]
 
 P1's three criteria, guard, weights and record, on one core: with one worker everything runs in the thread that is
 profiled. Times are processor time per round, so that a busy machine adds little. The profiler itself adds some per
@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from clientwise.engine.executor import AT_ONCE_BYTES, FLOAT_BYTES
 from clientwise.experiment.build.engine import build_module
+from compare import machine
 from ours import config, federated
 from works import WARMUP, WORKS, Work
 
@@ -161,26 +162,27 @@ def best_seconds(product: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """A table of all works, and JSON."""
+    """A line for every work; the file keeps what other works have in it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("works", nargs="*", metavar="WORK", default=["W1", "W2", "W3", "W4"])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--cohort", type=int, help="clients in a round; W2 takes long with its ten")
+    parser.add_argument("--out", type=Path, default=Path("lab/results/speed/round_profile.json"))
     given = parser.parse_args()
     unknown = [name for name in given.works if name not in WORKS]
     if unknown:
         parser.error(f"no such work: {', '.join(unknown)}; there are {', '.join(WORKS)}")
     torch.set_num_threads(1)
-    results = {}
+    results = json.loads(given.out.read_text())["works"] if given.out.exists() else {}
     for name in given.works:
         work = WORKS[name]
         if given.cohort is not None:
             work = replace(work, cohort=given.cohort)
         found = profile(work, given.rounds)
         found["floor"] = floor(work)
-        results[name] = found
+        results[name] = {**found, "cohort": work.cohort}
         total = found["total"]
         shares = [f"{part} {100 * found[part] / total:.1f}%" for part in (*PARTS, "other")]
         print(
@@ -188,7 +190,9 @@ def main() -> None:
             f"floor {found['floor']:.3f} s: {total / found['floor']:.2f} times the floor",
             flush=True,
         )
-    print(json.dumps(results))
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        written = {"machine": machine(), "works": dict(sorted(results.items()))}
+        given.out.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """A million clients on one machine: seconds per round, and memory, which must not grow with the clients per round.
 
-python lab/speed/scale.py [--clients 1000000] [--cohorts 1000 10000 100000] [--rounds 3]
+python lab/speed/scale.py [--clients 1000000] [--cohorts 100 1000 10000 100000] [--rounds 3] [--out FILE]
 
 Clients and network are those of W4 (`works.py`), with inputs of one byte; three criteria; rows of 1,000 clients are
 recorded. Processor time is that of all threads: on a busy machine it says more than the time that passed.
+
+`python lab/speed/make_speed.py` makes the table and the chart of the page from lab/results/speed/scale.json.
 
 Every cohort size runs in a process of its own. Exits with status 1 if rounds of the largest cohort take more memory
 than those of the next one by half of what the models of the additional clients would take if they were kept. (A cohort
@@ -32,6 +34,7 @@ import torch
 
 from clientwise.core.objective.problem import Classification
 from clientwise.data.federated import Samples
+from compare import machine
 from ours import evenly
 from works import WORKS
 
@@ -103,8 +106,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--clients", type=int, default=1_000_000)
-    parser.add_argument("--cohorts", type=int, nargs="+", default=[1_000, 10_000, 100_000])
+    parser.add_argument("--cohorts", type=int, nargs="+", default=[100, 1_000, 10_000, 100_000])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("lab/results/speed/scale.json"))
     parser.add_argument(
         "--alone", action="store_true", help="in this process, printing nothing but JSON"
     )
@@ -128,7 +132,9 @@ def main() -> None:
             f"of which {result['rounds_mib']:.0f} MiB came and went",
             flush=True,
         )
-    print(json.dumps(results))
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    found = {"machine": machine(), "results": results}
+    given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if len(results) > 1:
         clients, grown = (
             results[-1][what] - results[-2][what] for what in ("cohort", "rounds_peak_mib")

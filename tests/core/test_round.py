@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from clientwise.core.criteria import (
     make_criterion,
 )
 from clientwise.core.feedback import best_order, class_weights, first_improvement
+from clientwise.core.guard import inspect_updates
 from clientwise.core.method import Method, Plan
 from clientwise.core.objective.metrics import accuracy, per_class_f1
 from clientwise.core.round import first_state, run_round
@@ -500,6 +501,28 @@ def test_the_guard_refuses_strangers_and_second_updates(
     }
     assert [refusal.client_id for refusal in record.refusals[1:]] == [stranger, 99, -1, -1]
     assert torch.equal(after.model, honest.model)
+
+
+class Answered(Collection[int]):
+    """Clients that have answered; to go through them for every chunk would take quadratic time."""
+
+    def __contains__(self, client: object) -> bool:
+        return client == 3
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("it goes through all clients that have answered")
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_the_guard_asks_about_its_chunk_alone() -> None:
+    nothing = torch.zeros(4)
+    updates = Updates((3, 4, 5, 4), torch.ones(4, 2), {}, nothing, nothing)
+    accepted, refusals = inspect_updates(updates, torch.zeros(2), range(10), Answered(), ())
+    assert accepted.client_ids == (4, 5)
+    assert [refusal.client_id for refusal in refusals] == [3, 4]
+    assert {refusal.reason for refusal in refusals} == {"second update of the same client"}
 
 
 @pytest.mark.parametrize(

@@ -479,6 +479,7 @@ def timeliness(arrivals: Arrivals) -> Tensor:
 
 
 SHORT_ROW = 2**15  # values that PyTorch adds up in one thread
+CACHED = 2**17  # values compared at once, so that they stay in a core's cache
 HONEST = "honest, as the simulation knows"  # attribute of the clients, in simulations
 
 
@@ -499,14 +500,17 @@ def model_divergence(arrivals: Arrivals, *, per_layer: bool = False) -> Tensor:
     Returns:
         Values [n] in (0, 1]: 1 for a model that did not move.
     """
-    difference = arrivals.models - arrivals.global_model  # [n, d]
+    spans = [slice(arrivals.spec.num_parameters)]
     if per_layer:
         kernels = [layer for layer in arrivals.spec.layers if len(layer.shape) > 1]
-        norms = [_row_norms(difference[:, layer.start : layer.stop]) for layer in kernels]
-        norm = torch.stack(norms).mean(0)
-    else:
-        norm = _row_norms(difference[:, : arrivals.spec.num_parameters])
-    return (norm.double() + 1).rsqrt()
+        spans = [slice(layer.start, layer.stop) for layer in kernels]
+    models = arrivals.models
+    at_once = len(models) if models.is_cuda else CACHED // models.shape[1]
+    norms = []
+    for some in torch.split(models, max(1, at_once)):
+        difference = some - arrivals.global_model  # [at_once, d]
+        norms.append(torch.stack([_row_norms(difference[:, span]) for span in spans]).mean(0))
+    return (torch.cat(norms).double() + 1).rsqrt()
 
 
 def _row_norms(rows: Tensor) -> Tensor:

@@ -45,11 +45,11 @@ def inspect_updates(
     updates = replace(updates, models=models)
 
     reasons = inspect_models(models)
-    met = set(seen)
+    met = set[int]()  # in this chunk; a copy of all that answered would take quadratic time
     for row, client in enumerate(updates.client_ids):
         if client not in asked:
             reasons[row] = "unknown client, or not asked this round"
-        elif client in met:
+        elif client in met or client in seen:
             reasons[row] = "second update of the same client"
         met.add(client)
     return _split(updates, reasons, refusals)

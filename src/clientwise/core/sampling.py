@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from .seeding import generator, uniform
 
@@ -39,7 +39,7 @@ def sample_clients(
     unrestricted cohort is also in the restricted one, if it is among them.
     """
     order = torch.randperm(num_clients, generator=generator(seed, "cohort", round_num))
-    return _first(order.tolist(), size, among)
+    return _first(order, size, among)
 
 
 def poisson_sample(
@@ -55,7 +55,7 @@ def poisson_sample(
     104
     """
     drawn = uniform(key, f"cohort/{round_num}", num_clients) < probability
-    chosen = drawn.nonzero().flatten().tolist()
+    chosen = drawn.nonzero().flatten()
     return _first(chosen, num_clients, among)
 
 
@@ -63,11 +63,13 @@ def secret_sample(
     num_clients: int, size: int, key: bytes, round_num: int, among: frozenset[int] | None = None
 ) -> tuple[int, ...]:
     """As `sample_clients`, for those who know the key alone."""
-    order = uniform(key, f"cohort/{round_num}", num_clients).argsort().tolist()
+    order = uniform(key, f"cohort/{round_num}", num_clients).argsort()
     return _first(order, size, among)
 
 
-def _first(order: Sequence[int], size: int, among: frozenset[int] | None) -> tuple[int, ...]:
+def _first(order: Tensor, size: int, among: frozenset[int] | None) -> tuple[int, ...]:
     """The first clients in an order, in ascending order of their numbers."""
-    allowed = [client for client in order if among is None or client in among]
+    if among is None:  # few of a million
+        order = order[:size]
+    allowed = [client for client in order.tolist() if among is None or client in among]
     return tuple(sorted(allowed[:size]))

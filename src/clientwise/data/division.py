@@ -102,7 +102,8 @@ def hand_out(
             samples instead (P3 III.C).
         relabel: the labels that a client gives its samples, from (client, targets).
     """
-    train, test = [], []
+    train = []
+    test = []
     for client, (mine, tested) in enumerate(zip(division.train, division.test, strict=True)):
         targets = samples.targets[torch.cat([tested, mine])]
         targets = targets if relabel is None else relabel(client, targets)

@@ -300,7 +300,8 @@ class FederatedData:
         if held is None:
             return
         samples = self.samples
-        indices, targets = held.indices.cpu(), held.targets.cpu()
+        indices = held.indices.cpu()
+        targets = held.targets.cpu()
         if samples.given and targets.is_floating_point():  # what counts is which ones were changed
             targets = targets != samples.targets[indices]
         given = samples.given or Given((samples.inputs,))

@@ -45,7 +45,8 @@ class DataSummary:
 
 def summarise(data: FederatedData) -> DataSummary:
     """Count what clients and server hold."""
-    samples, num_classes = data.samples, data.samples.problem.num_classes
+    samples = data.samples
+    num_classes = data.samples.problem.num_classes
     unused = torch.ones(len(samples.targets), dtype=torch.bool)
     for held in (data.train, data.test, data.weigh, data.report):
         if held is not None:
@@ -84,7 +85,8 @@ def uncovered(data: FederatedData, held_out: Holdings | None) -> str | None:
     """
     if held_out is None or not len(held_out.targets) or not len(data.train.targets):
         return None
-    trained, held = data.train.targets.cpu(), held_out.targets.cpu()
+    trained = data.train.targets.cpu()
+    held = held_out.targets.cpu()
     if data.samples.problem.predicts == "labels":
         lacking = trained.bool().any(0) & ~held.bool().any(0)
         classes = lacking.nonzero().flatten().tolist()

@@ -303,7 +303,8 @@ class DeviceExecutor:
                 failed = True
                 continue
             sizes = [end - first for _, first, end in cut]
-            models, losses = torch.split(result.models, sizes), torch.split(result.losses, sizes)
+            models = torch.split(result.models, sizes)
+            losses = torch.split(result.losses, sizes)
             for (index, _, _), *own in zip(cut, models, losses, strict=True):
                 found[index].append(TrainResult(*own))
         if failed:
@@ -362,7 +363,8 @@ def _cut_of(jobs: Sequence[TrainJob], start: int, stop: int) -> Cut:
     cut = []
     before = 0
     for index, job in enumerate(jobs):
-        first, end = max(start - before, 0), min(stop - before, len(job))
+        first = max(start - before, 0)
+        end = min(stop - before, len(job))
         if first < end:
             cut.append((index, first, end))
         before += len(job)

@@ -73,9 +73,13 @@ class LoopBackend:
         self, job: TrainJob, index: int, start: int, end: int
     ) -> tuple[Tensor, Tensor]:
         """The model of one client [d] and its loss []."""
-        training, flat, device = job.training, self._flat, job.starts.device
-        key, size = job.keys[index : index + 1], job.sizes[index : index + 1]
-        indices, targets = job.indices[start:end], job.targets[start:end]
+        training = job.training
+        flat = self._flat
+        device = job.starts.device
+        key = job.keys[index : index + 1]
+        size = job.sizes[index : index + 1]
+        indices = job.indices[start:end]
+        targets = job.targets[start:end]
         self._prepare(training, job.losses[index], job.as_evaluated)
         flat.load(job.starts[index])
         flat.module.train(not job.as_evaluated)
@@ -89,7 +93,8 @@ class LoopBackend:
         schedule = BatchSchedule.of(
             size, training, min(training.batch_size or int(size), int(size)), device
         )
-        counts, last_epoch = schedule.counts[:, 0].tolist(), schedule.last_epoch[:, 0].tolist()
+        counts = schedule.counts[:, 0].tolist()
+        last_epoch = schedule.last_epoch[:, 0].tolist()
         order = schedule.draw(key.to(device))
         with self._seeded(int(key), device):
             for step, (count, share) in enumerate(zip(counts, last_epoch, strict=True)):
@@ -119,7 +124,8 @@ class LoopBackend:
         recipe = self._training, self._criterion, as_evaluated
         if self._recipe != recipe:
             self._optimizer = make_optimizer(self._flat.parameter, training)
-            self._recipe, self._graphs = recipe, {}
+            self._recipe = recipe
+            self._graphs = {}
             self._transform = _made(training.transform)
         elif not is_elementwise(training.optimizer):
             self._optimizer = make_optimizer(self._flat.parameter, training)

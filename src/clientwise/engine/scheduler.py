@@ -34,9 +34,12 @@ class LaneExecutor:
     workers = 1  # the cohort stays together, to be joined with those of the other lanes
 
     def __init__(self, scheduler: Scheduler, lane: int) -> None:
-        self._scheduler, self._lane = scheduler, lane
+        self._scheduler = scheduler
+        self._lane = lane
         shared = scheduler.executor
-        self.device, self.samples, self.spec = shared.device, shared.samples, shared.spec
+        self.device = shared.device
+        self.samples = shared.samples
+        self.spec = shared.spec
         self.clients_at_once = shared.clients_at_once
 
     @property

@@ -28,7 +28,7 @@ from ..types import Layer, ModelSpec
 from ..weights.scores import Score, Term
 
 AT_ONCE = 64  # models added together
-CACHED = 2**18  # values copied to float64 at once, so that they stay in a core's cache
+CACHED = 2**16  # values copied to float64 at once, so that they stay in a core's cache
 ON_GPU = 2**26  # values worked on at once on a GPU, which is faster with few large pieces
 FLOAT64_BITS = 1000  # products below 2 to this power are finite
 COHORT_BITS = 20  # a criterion's sum over the cohort is at most 2^20 times its largest value
@@ -67,15 +67,17 @@ class SubsetSums:
         products = raw[:, None, :].pow(self._exponents).prod(-1)  # [n, t]
         self.totals += products.sum(0)
         factors = products.T.to(self.sums.device)
-        at_once = self._models_at_once()
+        size = self.sums.shape[1]
+        on_gpu = self.sums.is_cuda
+        at_once = max(1, ON_GPU // size) if on_gpu else AT_ONCE
         for some, rows in zip(
             torch.split(factors, at_once, 1), torch.split(models, at_once), strict=True
         ):
-            width = self._columns_at_once(len(rows))
+            width = size if on_gpu else CACHED // max(1, len(rows))
             for sums, block in zip(
                 torch.split(self.sums, width, 1), torch.split(rows, width, 1), strict=True
             ):
-                if block.is_cuda and len(sums) == 1:
+                if on_gpu and len(sums) == 1:
                     sums[0] += weighted_sum(some[0], block)
                 else:
                     sums.addmm_(some, block.double())
@@ -97,16 +99,6 @@ class SubsetSums:
         if self.sums.is_cuda:
             return weighted_sum(shares, self.sums).float()
         return (shares @ self.sums).float()
-
-    def _models_at_once(self) -> int:
-        if not self.sums.is_cuda:
-            return AT_ONCE
-        return max(1, ON_GPU // self.sums.shape[1])
-
-    def _columns_at_once(self, rows: int) -> int:
-        if self.sums.is_cuda:
-            return self.sums.shape[1]
-        return CACHED // max(1, rows)
 
 
 def _scale_of(term: Term, scales: Tensor) -> float:

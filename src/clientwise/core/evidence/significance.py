@@ -45,6 +45,7 @@ LEAST_TIMES = 3  # of these, without which a past says nothing
 OPPOSITE = 0.2  # a cosine to the past below −0.2 (an angle above 102°) is against it
 LARGEST_COSINE = 0.999  # Fisher's transformation is infinite at 1
 AT_ONCE = 1024  # clients whose sketches are made and compared at a time
+FEW = 256  # sketches that a CPU compares in less time than a GPU takes for the launches
 COPY = 0.9  # cosine above which two updates count as one
 SIGNS_SEED = 7  # the same signs in every run, so that checkpoints stay valid
 
@@ -375,6 +376,8 @@ def look_back(
     if not history and not copies:
         return LookBack()
     sketches = sketch(gathered.updates[:, : gathered.spec.num_parameters])
+    if len(sketches) <= FEW:
+        sketches = sketches.cpu()
     counts = count_copies(sketches).cpu() if copies else None
     if not history:
         return LookBack(copies=counts)

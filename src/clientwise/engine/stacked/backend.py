@@ -129,7 +129,9 @@ class StackedTrainer:
     @torch.no_grad()
     def train(self, job: TrainJob) -> TrainResult:
         """Every client of the job; those with most steps come first, so that finished ones can be left out."""
-        training, device, network = job.training, job.starts.device, self.network
+        training = job.training
+        device = job.starts.device
+        network = self.network
         steps = training.num_steps(job.sizes)
         if bool((steps.diff() > 0).any()):
             order = steps.argsort(descending=True, stable=True)
@@ -160,12 +162,10 @@ class StackedTrainer:
         """A fresh optimizer, and graphs that belong to this task."""
         recipe = training.recipe, loss
         if self._recipe != recipe:
-            self._recipe, self._step_graphs, self._optimizer, self._schedule = (
-                recipe,
-                {},
-                None,
-                None,
-            )
+            self._recipe = recipe
+            self._step_graphs = {}
+            self._optimizer = None
+            self._schedule = None
             if not is_plain_sgd(training, self.network.parameter.device):
                 self.network.make_gradient()
                 self._optimizer = make_optimizer(self.network.parameter, training)
@@ -178,7 +178,9 @@ class StackedTrainer:
 
     def _lay_out(self, job: TrainJob) -> None:
         """Write the tensors that the steps read."""
-        device, width, known = job.starts.device, self._width(job), self._schedule
+        device = job.starts.device
+        width = self._width(job)
+        known = self._schedule
         if (
             known is None
             or known.positions.shape[-1] != width
@@ -189,7 +191,8 @@ class StackedTrainer:
             self._equal_shares = (torch.arange(width, device=device) < counts) / counts.clamp(min=1)
             # None past the end
             first = (job.sizes.cumsum(0) - job.sizes).clamp(max=len(job.indices) - 1)
-            self._first, self._keys = first.to(device)[:, None], job.keys.to(device, copy=True)
+            self._first = first.to(device)[:, None]
+            self._keys = job.keys.to(device, copy=True)
             self._put("losses", torch.zeros_like(known.last_epoch))
             self._put("rows", torch.zeros_like(known.positions))
             self._draw_graph = None
@@ -226,7 +229,8 @@ class StackedTrainer:
 
     def _width(self, job: TrainJob) -> int:
         """Samples in a batch, padding included. A graph has one width: few widths mean few graphs."""
-        largest, batch_size = int(job.sizes.max()), job.training.batch_size
+        largest = int(job.sizes.max())
+        batch_size = job.training.batch_size
         if not self._use_graphs:
             return min(batch_size or largest, largest)
         unit = 1 << max(0, largest.bit_length() - 4)  # an eighth of padding at most
@@ -238,7 +242,8 @@ class StackedTrainer:
         if not any(weights):
             return self._equal_shares
         num_classes = next(len(weight) for weight in weights if weight)
-        device, rows = job.targets.device, self._tables["rows"][: len(self._equal_shares)]
+        device = job.targets.device
+        rows = self._tables["rows"][: len(self._equal_shares)]
         # [G, C]
         table = torch.tensor([weight or (1.0,) * num_classes for weight in weights], device=device)
         return (
@@ -356,7 +361,8 @@ def evaluate_by_graph(
 
     Small are at most `at_once` samples times models.
     """
-    count, known = len(models), job.graphs
+    count = len(models)
+    known = job.graphs
     if len(job.indices) * count > at_once or models.numel() > LARGE:
         return evaluate(models)
     if count in known:

@@ -44,7 +44,8 @@ class Parameter:
     """One tensor of all models."""
 
     def __init__(self, matrix: Tensor, value: Tensor) -> None:
-        self.matrix, self.value = matrix, value  # the same memory: [G, rows, columns] and [G, ...]
+        self.matrix = matrix  # [G, rows, columns]
+        self.value = value  # [G, ...], the same memory
         self.gradient_matrix = self.gradient = torch.empty(0)
 
     def learn(self, gradient: Tensor, learning_rate: float | None) -> None:
@@ -97,10 +98,12 @@ class Dense(StackedLayer):
         """x·Wᵀ + b."""
         rows = values.reshape(len(values), -1, values.shape[-1])
         if training:
-            self._rows, self._shape = rows, values.shape
+            self._rows = rows
+            self._shape = values.shape
         kernel = self.parameters[0].value[: len(values)].to(values.dtype).transpose(1, 2)
         if self.alike:  # one large product instead of many small ones
-            rows, kernel = rows.flatten(0, 1)[None], kernel[:1]
+            rows = rows.flatten(0, 1)[None]
+            kernel = kernel[:1]
         return _affine(rows, kernel, self.parameters[1:]).view(*values.shape[:-1], -1)
 
     def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
@@ -111,7 +114,8 @@ class Dense(StackedLayer):
             kernel = self.parameters[0].value[: len(gradient)].to(gradient.dtype)
             slopes = gradient
             if self.alike:
-                slopes, kernel = gradient.flatten(0, 1)[None], kernel[:1]
+                slopes = gradient.flatten(0, 1)[None]
+                kernel = kernel[:1]
             before = torch.bmm(slopes, kernel).view(self._shape)
         self.parameters[0].learn_product(gradient.transpose(1, 2), self._rows, learning_rate)
         for bias in self.parameters[1:]:
@@ -127,7 +131,8 @@ class Convolution(StackedLayer):
     ) -> None:
         super().__init__(module, parameters, draws)
         assert isinstance(module, nn.Conv2d)
-        self._kernel, self._stride = module.kernel_size, module.stride
+        self._kernel = module.kernel_size
+        self._stride = module.stride
         named = {"same": [(size - 1) // 2 for size in self._kernel], "valid": [0, 0]}
         self._padding = (
             named[module.padding] if isinstance(module.padding, str) else list(module.padding)

@@ -58,8 +58,11 @@ class StackedNetwork:
         leaves = list(_leaves("", module))
         if sum(len(list(leaf.parameters())) for _, leaf in leaves) > len(spec.layers):
             raise NotStackableError("some of its layers share parameters")
-        self.size, self.spec, self.dtype = size, spec, dtype
-        self._starts, length = [], 0
+        self.size = size
+        self.spec = spec
+        self.dtype = dtype
+        self._starts = []
+        length = 0
         for layer in spec.layers:
             self._starts.append(length)
             length += -(-size * math.prod(layer.shape) // ALIGNMENT) * ALIGNMENT
@@ -83,7 +86,8 @@ class StackedNetwork:
         for one, following in itertools.pairwise(self._layers):
             # Pooling adds the bias, see there
             if isinstance(one, Convolution) and isinstance(following, Pooling):
-                one.parameters, following.parameters = one.parameters[:1], one.parameters[1:]
+                following.parameters = one.parameters[1:]
+                one.parameters = one.parameters[:1]
         learning = [index for index, layer in enumerate(self._layers) if layer.parameters]
         self._first_to_learn = min(learning, default=len(self._layers))
 

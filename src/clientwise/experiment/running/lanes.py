@@ -109,7 +109,9 @@ class Lane:
     on_round: OnRound
 
     def __post_init__(self) -> None:
-        method, engine, store = self.method, self.engine, self.store
+        method = self.method
+        engine = self.engine
+        store = self.store
         self.rounds = self.experiment.rounds
         self._lane = store.open_lane(method.name, self.seed)
         self._keeps_best = self.experiment.keep == "best" and method.control != "alone"
