@@ -277,8 +277,8 @@ def like_p2(figure: Figure, recorded: Mapping[str, Recorded]) -> str:
             rounds = [float(row[share]) for share in shares]
             label = method.replace(">", " ≻ ")
             axes.plot(shares, rounds, label=label, marker="o", markersize=3)
-            lines.append(f"{label} {rounds[0]:g} to {rounds[-1]:g} rounds")
-        said.append(f"{title}: {', '.join(lines)}")
+            lines.append(f"{label} {rounds[0]:g} to {rounds[-1]:g}")
+        said.append(f"Rounds {title}: {', '.join(lines)}")
         data = "FEMNIST, 62 classes" if suffix else "digits by writer"
         axes.set(title=f"{title} ({data})", xlabel="devices", ylabel="rounds to 75% accuracy")
         axes.set_ylim(bottom=0)
