@@ -111,15 +111,13 @@ def nodes(found: Found) -> str:
 
 
 def round_profile(found: Found) -> str:
-    """The share of every part in a round's processor time, and how far the round is from bare products."""
+    """The share of every part in a round's processor time."""
     works = found["works"]
     heads = [name if one["cohort"] > 1 else f"{name}, one client" for name, one in works.items()]
     rows = [["", *heads], ["whole round", *(f"{one['total']:.2g} s" for one in works.values())]]
     for part in (*PARTS, "other"):
         shares = [100 * one[part] / one["total"] for one in works.values()]
         rows.append([part, *(f"{share:.1f}%" for share in shares)])
-    ratios = [one["total"] / one["floor"] for one in works.values()]
-    rows.append(["whole round / floor", *(f"{ratio:.2f}" for ratio in ratios)])
     return table(rows)
 
 
