@@ -22,6 +22,7 @@ from round_profile import PARTS
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "results" / "performance.md"
 CHART = PAGE.parent / "growth.png"
+SHOWN = 10  # percent of a round of any work, from which a part has a row
 MARKER = re.compile(r"<!-- make_speed: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 Found = Mapping[str, Any]
@@ -51,40 +52,34 @@ def filled(text: str) -> str:
 
 def scale(found: Found) -> str:
     """Medians of the rounds with so many clients, and the chart."""
-    rows = [["clients per round", "seconds", "processor time", "per client", "peak memory"]]
+    rows = [["clients per round", "processor time", "per client", "peak memory"]]
     for one in found["results"]:
-        seconds, processor = medians(one)
-        rows.append(
-            [
-                f"{one['cohort']:,}",
-                f"{seconds:.2g}",
-                f"{processor:.2g} s",
-                f"{1e6 * processor / one['cohort']:.0f} µs",
-                f"{one['peak_mib'] / 1024:.1f} GiB",
-            ]
-        )
+        seconds = processor_seconds(one)
+        each = f"{1e6 * seconds / one['cohort']:.0f} µs"
+        memory = f"{one['peak_mib'] / 1024:.1f} GiB"
+        rows.append([f"{one['cohort']:,}", f"{seconds:.2g} s", each, memory])
     return f"{table(rows)}\n\n![{alt(found['results'])}]({CHART.name})"
 
 
-def medians(one: Found) -> tuple[float, float]:
-    """Seconds that passed in a round, and those of the processor."""
-    return statistics.median(one["seconds"]), statistics.median(one["processor_seconds"])
+def processor_seconds(one: Found) -> float:
+    """The median of the rounds."""
+    return statistics.median(one["processor_seconds"])
 
 
 def alt(results: Sequence[Found]) -> str:
     """What the chart shows, in words."""
-    first, last = (medians(one)[1] for one in (results[0], results[-1]))
+    first, last = (processor_seconds(one) for one in (results[0], results[-1]))
     more = results[-1]["cohort"] // results[0]["cohort"]
     return (
-        f"Processor time of a round on logarithmic axes: with {more:,} times as many clients, "
-        f"{last / first:,.0f} times as much"
+        f"With {more:,} times as many clients in a round, its processor time is "
+        f"{last / first:,.0f} times as long"
     )
 
 
 def draw(results: Sequence[Found], path: Path) -> None:
     """Processor time by clients in a round, beside growth in proportion."""
     clients = [one["cohort"] for one in results]
-    processor = [medians(one)[1] for one in results]
+    processor = [processor_seconds(one) for one in results]
     figure = Figure(figsize=(5, 3), layout="constrained")
     axes = figure.subplots()
     axes.loglog(clients, processor, "o-", label="measured")
@@ -111,16 +106,17 @@ def nodes(found: Found) -> str:
 
 
 def round_profile(found: Found) -> str:
-    """The share of every part in a round's processor time, and how far the round is from bare products."""
+    """The share of every part in a round's processor time."""
     works = found["works"]
     heads = [name if one["cohort"] > 1 else f"{name}, one client" for name, one in works.items()]
     rows = [["", *heads], ["whole round", *(f"{one['total']:.2g} s" for one in works.values())]]
-    for part in (*PARTS, "other"):
+    rest = [100.0] * len(works)
+    for part in PARTS:
         shares = [100 * one[part] / one["total"] for one in works.values()]
-        rows.append([part, *(f"{share:.1f}%" for share in shares)])
-    ratios = [one["total"] / one["floor"] for one in works.values()]
-    rows.append(["whole round / floor", *(f"{ratio:.2f}" for ratio in ratios)])
-    return table(rows)
+        if max(shares) >= SHOWN:
+            rows.append([part, *(f"{share:.1f}%" for share in shares)])
+            rest = [left - share for left, share in zip(rest, shares, strict=True)]
+    return table([*rows, ["other", *(f"{left:.1f}%" for left in rest)]])
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

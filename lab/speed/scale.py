@@ -1,6 +1,6 @@
 """A million clients on one machine: seconds per round, and memory, which must not grow with the clients per round.
 
-python lab/speed/scale.py [--clients 1000000] [--cohorts 100 1000 10000 100000] [--rounds 3] [--out FILE]
+python lab/speed/scale.py [--clients 1000000] [--cohorts 100 1000 10000 100000] [--rounds 3] [--device cpu] [--out FILE]
 
 Clients and network are those of W4 (`works.py`), with inputs of one byte; three criteria; rows of 1,000 clients are
 recorded. Processor time is that of all threads: on a busy machine it says more than the time that passed.
@@ -51,7 +51,7 @@ def memory(kind: str) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(kind))
 
 
-def measure(clients: int, cohort: int, rounds: int) -> dict[str, Any]:
+def measure(clients: int, cohort: int, rounds: int, device: str = "cpu") -> dict[str, Any]:
     """Rounds of a cohort; the first is not timed, and the memory of the others is told apart from building the data."""
     random = torch.Generator().manual_seed(0)
     inputs = torch.randint(0, 256, (clients * HELD, FEATURES), dtype=torch.uint8, generator=random)
@@ -60,7 +60,7 @@ def measure(clients: int, cohort: int, rounds: int) -> dict[str, Any]:
     config = {
         "name": "scale",
         "rounds": rounds + 1,
-        "device": "cpu",
+        "device": device,
         "model": {"name": "mlp", "hidden": [HIDDEN]},
         "training": {"epochs": W4.epochs, "batch_size": W4.batch, "learning_rate": W4.rate},
         "federation": {"clients_per_round": cohort},
@@ -108,18 +108,21 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=1_000_000)
     parser.add_argument("--cohorts", type=int, nargs="+", default=[100, 1_000, 10_000, 100_000])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path, default=Path("lab/results/speed/scale.json"))
     parser.add_argument(
         "--alone", action="store_true", help="in this process, printing nothing but JSON"
     )
     given = parser.parse_args()
     if given.alone:
-        print(json.dumps(measure(given.clients, given.cohorts[0], given.rounds)))
+        found = measure(given.clients, given.cohorts[0], given.rounds, given.device)
+        print(json.dumps(found))
         return
     results = []
     for cohort in sorted(given.cohorts):
         command = [sys.executable, __file__, "--alone", "--cohorts", str(cohort)]
         command += ["--clients", str(given.clients), "--rounds", str(given.rounds)]
+        command += ["--device", given.device]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         results.append(result := json.loads(done.stdout.splitlines()[-1]))
         seconds = statistics.median(result["seconds"])
@@ -133,8 +136,8 @@ def main() -> None:
             flush=True,
         )
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    found = {"machine": machine(), "results": results}
-    given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    written = {"machine": machine(), "results": results}
+    given.out.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
     if len(results) > 1:
         clients, grown = (
             results[-1][what] - results[-2][what] for what in ("cohort", "rounds_peak_mib")

@@ -514,11 +514,12 @@ def model_divergence(arrivals: Arrivals, *, per_layer: bool = False) -> Tensor:
 
 
 def _row_norms(rows: Tensor) -> Tensor:
-    """Norms [n]. Their last bits do not depend on the number of rows.
+    """Norms [n]. On a CPU their last bits do not depend on the number of rows.
 
-    On a GPU, and where PyTorch shares a long row among threads, they would: such rows come one by one.
+    Where PyTorch shares a long row among threads, they would: such rows come one by one. On a GPU that would be a
+    launch for every client.
     """
-    if not rows.is_cuda and rows.shape[1] <= SHORT_ROW:
+    if rows.is_cuda or rows.shape[1] <= SHORT_ROW:
         norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
         return norms
     return torch.stack([torch.linalg.vector_norm(row) for row in rows])

@@ -71,7 +71,9 @@ def mnist(data_dir: Path | None) -> Samples:
         writers = []
 
     def build(arrays: Writer) -> None:
-        inputs, targets, ids = [], [], []
+        inputs = []
+        targets = []
+        ids = []
         for place, (part, count) in enumerate(PARTS.items()):
             pixels = _read_idx(images[place], ">u1", 28, 28)
             expect(len(pixels) == count, images[place], f"expected {count:,} images")
