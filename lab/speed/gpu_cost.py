@@ -64,7 +64,7 @@ RUNTIME = {  # what the CPU asks of the GPU, by the names in a trace
 }
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 PHASES: list[tuple[Any, str, str]] = [
-    (round, "gather", "training"),
+    (cohort.Cohort, "gather", "training"),
     (round, "aggregate_cohort", "aggregate"),
     (cohort.Cohort, "updates", "updates"),
     (significance.Significance, "__call__", "evidence"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from clientwise.data.federated import FederatedData
 from clientwise.engine.device import threads_for
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.local import LocalEngine
+from clientwise.models.flat import FlatModel
 from clientwise.models.networks import mlp
 
 pytestmark = pytest.mark.bits
@@ -37,10 +39,10 @@ PLAIN, TRAINING = CrossEntropy(), LocalTraining(3, 4)
 class Recurrent(nn.Module):
     """With the dropout that is inside PyTorch's LSTM."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Callable[..., nn.RNNBase] = nn.LSTM) -> None:
         super().__init__()
         self.recurrent, self.output = (
-            nn.LSTM(1, 8, 2, dropout=0.5, batch_first=True),
+            kind(1, 8, 2, dropout=0.5, batch_first=True),
             nn.Linear(8, CLASSES),
         )
 
@@ -112,6 +114,43 @@ def test_networks_that_draw_train_alike_whatever_the_number_of_workers(
     assert len(set(alone.values())) == 6
     assert train(network, [16] * 6, list(range(6)), workers=2) == alone
     assert torch.equal(torch.get_rng_state(), before), "the default generator is the user's"
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_learn_although_cudnn_moves_their_weights(
+    kind: Callable[..., nn.RNNBase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, PyTorch moves them to memory of their own: a CPU must imitate it to test it."""
+
+    def two_rounds() -> Tensor:
+        torch.manual_seed(0)
+        network = Recurrent(kind)
+        data = clients([16] * 4)
+        executor = DeviceExecutor(data.samples, network, CPU, workers=1)
+        engine = LocalEngine(data, network, seed=1, executor=executor)
+        model = engine.initial_model
+        for round_num in (1, 2):
+            task = Task(round_num, TRAINING, PLAIN, ())
+            with threads_for(engine.spec.num_parameters):
+                updates = list(engine.train(range(4), model, task))
+            model = torch.cat([one.models for one in updates]).mean(0)
+        return model
+
+    def moved(layer: nn.RNNBase) -> None:
+        for weight in layer.parameters(recurse=False):
+            if isinstance(weight, nn.Parameter):  # what `vmap` puts in its place has no memory
+                weight.data = weight.data.clone()
+
+    expected = two_rounds()
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", moved)
+    assert torch.equal(two_rounds(), expected)
+
+
+def test_recurrent_networks_can_be_copied_and_pickled() -> None:
+    module = FlatModel(Recurrent(), CPU).module
+    rows = torch.zeros(2, LENGTH)
+    for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(copied.eval()(rows), module.eval()(rows))
 
 
 def test_networks_that_draw_take_turns() -> None:

@@ -30,7 +30,7 @@ from ..core.types import (
 )
 from ..data.federated import FederatedData, Holdings
 from ..data.folder import DataError
-from ..models.flat import flattened
+from ..models.flat import flattened, without_flattening
 from .executor import DeviceExecutor, Executor
 from .jobs import EvaluateJob, TrainJob, TrainResult
 from .variates import ControlVariates
@@ -401,7 +401,7 @@ class LocalEngine:
         inputs = self.data.samples.network_inputs(held.indices)
         if not isinstance(inputs, Tensor):
             return None
-        module = copy.deepcopy(self._module).to(self.device).eval()
+        module = without_flattening(copy.deepcopy(self._module)).to(self.device).eval()
         layers = self.spec.layers
 
         def outputs(model: Tensor, inputs: Tensor) -> Tensor:

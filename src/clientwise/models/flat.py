@@ -6,6 +6,7 @@ Frozen parameters are not part of it: all clients and the server have them.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -129,6 +130,24 @@ def _may_be_missing(module: nn.Module, names: Iterable[str]) -> set[str]:
     return shared | counters | frozen
 
 
+def without_flattening(module: nn.Module) -> nn.Module:
+    """The module; its recurrent layers leave their weights where they are.
+
+    On a GPU, `nn.LSTM` and its kin move their weights to memory of their own, for cuDNN. They do so in `to` and again
+    in the first pass after `functional_call`. The weights would no longer be views of the vector that learns.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.RNNBase):
+            layer.flatten_parameters = _stay  # type: ignore[method-assign]
+            # cuDNN copies the weights in every pass, and warns of it
+            warnings.filterwarnings("ignore", "RNN module weights are not part of single")
+    return module
+
+
+def _stay() -> None:
+    """Instead of `flatten_parameters`; a function of this module, so that networks can be copied and pickled."""
+
+
 class FlatModel:
     """A module whose parameters, gradients and floating-point buffers are views of flat vectors.
 
@@ -137,7 +156,7 @@ class FlatModel:
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self.module = module.to(device)
+        self.module = without_flattening(module).to(device)
         self.spec = spec_of(self.module)
         num_parameters = self.spec.num_parameters
         self.vector = torch.zeros(self.spec.size, device=device)
