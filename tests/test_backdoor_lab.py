@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -11,20 +10,17 @@ import torch
 from backdoors import after
 from torch import Tensor, nn
 
-from clientwise.attacks import ATTACKS, Honest, Knowledge
+from clientwise.attacks import Honest, Knowledge
 from clientwise.core.objective.problem import Classification
 from clientwise.data.federated import Samples
 
 CLASSES = 4
 
 
-@pytest.fixture(scope="module")
-def attackers() -> Iterator[ModuleType]:
-    """Registered in these tests alone: others compare the library's attacks with its pages."""
-    before = {name: dict(getattr(ATTACKS, name)) for name in ("_parts", "_declared")}
-    yield importlib.import_module("backdoors.attackers")
-    for name, entries in before.items():
-        setattr(ATTACKS, name, entries)
+@pytest.fixture
+def attackers() -> ModuleType:
+    """The plugin, whose parts are registered for one test alone."""
+    return importlib.import_module("backdoors.attackers")
 
 
 @pytest.fixture
