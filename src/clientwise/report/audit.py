@@ -33,8 +33,8 @@ SHARES = ("prior", "posterior", "weight", "influence")
 FORMATS = {COLUMNS[name]: percent for name in SHARES} | {"z": fixed(1), "history z": fixed(1)}
 MEANINGS = {
     "harm": (
-        "Harm is by how much following the client instead of the mean would raise the held-out loss. z sums "
-        "up its significance over the rounds, in standard errors; below 0, it favours the client."
+        "Harm is by how much following the client instead of the mean (or of no update, if better) would raise the "
+        "held-out loss. z sums up its significance over the rounds, in standard errors; below 0, it favours the client."
     ),
     "history_z": (
         "History z compares an update with the client's own earlier updates; above 0, it points against them."

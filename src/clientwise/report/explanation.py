@@ -102,7 +102,10 @@ class Evidence:
         if self.witness == "unknown" or self.harm is None:
             return "its size is not recorded"
         verb = "would have raised" if is_past else "would raise"
-        text = f"in place of the mean, its update {verb} {self.loss} by {self.harm:.2g}"
+        reference = "in place of the mean"
+        if self.change is not None and self.change >= 0:
+            reference = "beside the mean or no update, whichever is better"
+        text = f"{reference}, its update {verb} {self.loss} by {self.harm:.2g}"
         if self.error:
             text += f" ± {self.error:.1g}"
         if self.change is None:

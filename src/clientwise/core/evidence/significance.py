@@ -261,7 +261,7 @@ def beyond(values: Tensor, margin: float) -> Tensor:
     """How far values exceed the margin on their side of zero.
 
     >>> beyond(torch.tensor([-3.0, 0.5, 2.0]), 1.0)
-    tensor([-2., 0., 1.])
+    tensor([-2.,  0.,  1.])
     """
     return values.sign() * (values.abs() - margin).clamp(min=0)
 
