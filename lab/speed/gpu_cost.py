@@ -45,6 +45,7 @@ from torch import Tensor, nn
 
 import gpu_memory
 from clientwise.core import candidates, cohort, round
+from clientwise.core.aggregation.server_step import BestOf
 from clientwise.core.evaluation import Evaluations
 from clientwise.core.evidence import significance
 from clientwise.data.federated import FederatedData, Holdings
@@ -159,7 +160,7 @@ def count_work(work: Work, data: FederatedData) -> dict[str, Any]:
     flops = {"FedAvg": local, "AdaFed": local + work.cohort * SAMPLES * forward}
     (method,) = cw.load(config(work, 1, methods=["Recommended"])).build_methods()
     assert method.fine_tune is not None
-    assert isinstance(method.server_step, round.BestOf)
+    assert isinstance(method.server_step, BestOf)
     tried = len(method.server_step.steps)
     tuned = tried * method.fine_tune.epochs * SAMPLES * training
     evidence = SAMPLES * training  # a gradient of every group of samples
