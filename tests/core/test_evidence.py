@@ -166,6 +166,19 @@ def test_who_helps_as_surely_earns_its_weight_back_and_no_more() -> None:
     assert after.memory["log_odds"].max() <= 0
 
 
+def test_the_servers_samples_wear_out_and_judges_do_not() -> None:
+    evidence = Significance(margin=0.1, slack=0.0, threshold=100.0)
+    fresh = evidence.first(9)
+    old = {**fresh, "rounds": torch.tensor(50)}
+    for by_clients, worn in ((False, 1.5), (True, 0.0)):
+        seen = gathered(UPDATES, by_clients=by_clients, spread=0.1)
+        before, after = (evidence(seen, PRIOR, memory).z for memory in (fresh, old))
+        assert before is not None
+        assert after is not None
+        assert bool((before[6:] > 1.5).all())
+        torch.testing.assert_close(before[6:] - after[6:], torch.full((3,), worn).double())
+
+
 def test_with_few_samples_it_does_nothing_and_says_so() -> None:
     found = Significance()(gathered(UPDATES, LEAST_SAMPLES - 1), PRIOR, Significance().first(9))
     assert found.z is None
