@@ -42,6 +42,7 @@ POSSIBLE_LIARS = 0.3  # share of the judges, where clients judge
 SKETCH = 256  # numbers; the cosine of two sketches has a standard error of 1/√256
 FIRST = 5  # updates of a client, whose mean direction is its past; later ones may turn slowly
 LEAST_TIMES = 3  # of these, without which a past says nothing
+LEAST_FILLED = 100  # slots of a sketch; updates of smaller models turn with every overshoot
 OPPOSITE = 0.2  # a cosine to the past below −0.2 (an angle above 102°) is against it
 LARGEST_COSINE = 0.999  # Fisher's transformation is infinite at 1
 AT_ONCE = 1024  # clients whose sketches are made and compared at a time
@@ -352,7 +353,7 @@ def against_past(past: Tensor, times: Tensor, sketches: Tensor) -> Tensor:
 
     z = (atanh(−cos) − atanh(0.2))·√(s − 3): Fisher's test that the cosine of update and past is below
     −0.2, where s is the number of slots that the model fills. NaN for a client with fewer than three
-    earlier updates.
+    earlier updates, and for a model that fills fewer than 100 slots.
 
     Args:
         past: sums of the clients' first sketches, [n, 256].
@@ -363,7 +364,7 @@ def against_past(past: Tensor, times: Tensor, sketches: Tensor) -> Tensor:
     turned = (-cosine).clamp(-LARGEST_COSINE, LARGEST_COSINE).atanh()
     filled = (sketches != 0).any(0).sum()  # a model of few parameters leaves slots empty
     z = (turned - math.atanh(OPPOSITE)) * (filled - 3).clamp(min=0).double().sqrt()
-    return torch.where(times >= LEAST_TIMES, z, torch.nan)
+    return torch.where((times >= LEAST_TIMES) & (filled >= LEAST_FILLED), z, torch.nan)
 
 
 def look_back(
@@ -391,6 +392,8 @@ def look_back(
     past = with_rows(memory.get("past"), len(ids), torch.zeros_like(sketches[0]))
     times = with_rows(memory.get("times"), len(ids), torch.tensor(0, device=sketches.device))
     z = against_past(past[rows], times[rows], sketches)
+    if len(z) > 2:  # where most clients turn, as when a model overshoots, none is told apart
+        z = z - z.nanmedian().nan_to_num().clamp(min=0)
     # The past stays what the first updates made it: a client that turns slowly cannot rewrite it
     is_first = (times[rows] < FIRST) & ~(z > 0)
     past[rows] += is_first[:, None] * sketches
