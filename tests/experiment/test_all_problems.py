@@ -74,6 +74,12 @@ def test_types_methods_and_presets_are_said_at_once(table: dict[str, Any], tmp_p
     ]
 
 
+@pytest.mark.parametrize("presets", [3, 3.5, "quick", [1], {"quick": 3}])
+def test_presets_that_are_no_tables(table: dict[str, Any], tmp_path: Path, presets: Any) -> None:
+    (found,) = set(problems(write(tmp_path / "bad.toml", table | {"presets": presets})))
+    assert found.startswith("presets: must be tables")
+
+
 def test_data_clients_device_and_model_are_said_at_once(
     table: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -66,8 +66,9 @@ def read_config(
 
 
 def presets_of(source: str | Path) -> list[str]:
-    """The names of a config's presets."""
-    return list(read_source(source).table.get("presets", {}))
+    """The names of a config's presets. None if they are no tables, which `apply_preset` refuses."""
+    presets = read_source(source).table.get("presets")
+    return list(presets) if isinstance(presets, Mapping) else []
 
 
 def read_source(source: str | Path | Mapping[str, Any]) -> Source:
