@@ -197,12 +197,15 @@ def _cells(settings: MatrixSettings, base: Mapping[str, Any], where: str) -> Ite
     columns = [(attack, share) for attack in settings.attacks for share in settings.shares]
     columns.insert(0, (CLEAN, 0.0))
     federations: Mapping[str, Mapping[str, Any]] = settings.data or {str(base["name"]): {}}
+    told = {share: _told(base.get("methods"), share) for _, share in columns}
     for data, changes in federations.items():
         for attack, share in columns:
             table = merge(base, changes)
             table["hostile"] = [{"clients": share, **settings.attacks[attack]}] if share else []
-            if "methods" in table:
-                table["methods"] = _told(table["methods"], share)
+            if "methods" in changes:
+                table["methods"] = _told(changes["methods"], share)
+            elif "methods" in base:
+                table["methods"] = told[share]
             cell = MatrixCell(data, attack, share, where, table)
             table["name"] = cell.name
             yield cell
