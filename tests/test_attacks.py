@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,33 +169,35 @@ def test_as_far_as_honest_clients_are_apart() -> None:
     torch.testing.assert_close(forged, mean - farthest(allowed) * deviation, rtol=1e-6, atol=1e-6)
 
 
-def test_as_far_as_evidence_does_not_notice_on_the_attackers_own_samples() -> None:
+@pytest.mark.parametrize("away", [0.15, 0.5])
+def test_as_far_as_evidence_forgives_on_the_attackers_own_samples(away: float) -> None:
     truth = torch.randn(
         400, 3, generator=generator(3, "samples"), dtype=torch.float64
-    ) + torch.tensor([0.15, 0, 0])
+    ) + torch.tensor([away, 0, 0])
     updates = torch.tensor(
         [[0.3, 0.01, 0], [0.28, -0.02, 0.01], [0.33, 0.0, 0.0]], dtype=torch.float64
     )
     mean = updates.mean(0)
 
-    def losses(models: Tensor) -> Tensor:
-        return (models[:, None] - truth).square().sum(-1)
-
     def judge(models: Tensor) -> Evaluation:
-        found = losses(models)
+        found = (models[:, None] - truth).square().sum(-1)
         return Evaluation(torch.tensor([400]), found, found, found, sample_losses=found)
 
-    def z(
-        gamma: float,
-    ) -> float:  # two of five are hostile, and the server has half of the samples
-        middle = mean * (3 + 2 * (1 - gamma)) / 5
-        little = middle + 0.1 * ((1 - gamma) * mean - middle)
-        found = losses(little[None])[0] - losses(middle[None])[0]
-        return float(found.mean() / found.std() * 200**0.5)
+    def z(gamma: float) -> float:
+        """Of the hostile two of five, and as if the server had 100 samples."""
+        sent = (1 - gamma) * mean
+        models = torch.stack([0.1 * sent, 0.1 * mean, torch.zeros(3, dtype=torch.float64)])
+        of_sent, of_honest, now = judge(models).sample_losses / 0.1
+        of_all = 0.4 * (of_sent - now) + 0.6 * (of_honest - now)
+        harm = (of_sent - now) - (of_all if of_all.mean() < 0 else 0.0)
+        usual = 0.4 * abs(float((of_sent - now).mean())) + 0.6 * abs(
+            float((of_honest - now).mean())
+        )
+        return float((harm.mean() - 0.5 * usual) / harm.std() * 100**0.5)
 
-    honest = Honest(updates, {}, {}, 2, judge)
-    gamma = 1 - float(ATTACKS.get("unnoticed")().forge(knowing(honest))[0] / mean[0])
-    assert z(gamma) <= 1 < z(gamma + 0.2)
+    attack = replace(ATTACKS.get("unnoticed")(), spread=0.0)
+    gamma = 1 - float(attack.forge(knowing(Honest(updates, {}, {}, 2, judge)))[0] / mean[0])
+    assert z(gamma) <= 0.5 < z(gamma + 0.2)
 
 
 def test_hostile_clients_send_one_vector_or_spread_around_it(config: dict[str, Any]) -> None:

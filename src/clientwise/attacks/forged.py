@@ -16,6 +16,7 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
+from ..core.evidence.significance import Significance
 from ..registry import (
     NonNegativeFloat,
     needs,
@@ -167,8 +168,7 @@ def _gaussian(known: Knowledge) -> Tensor:
 
 
 SEES_ALL = needs("whole_cohort")
-LITTLE = 0.1  # the step at which evidence evaluates
-LARGEST_Z, HELD_OUT, MOST = 1.0, 200, 4.0  # of `unnoticed`: z-value, held-out samples, γ
+LITTLE, HELD_OUT, MOST = 0.1, 100, 4.0  # of `unnoticed`: step, held-out samples, γ
 BLOCK = 2**16  # coordinates taken to float64 at once
 
 
@@ -293,25 +293,36 @@ class MinMax(Omniscient):
 @ATTACKS.register("unnoticed", SEES_ALL)
 @dataclass(frozen=True)
 class Unnoticed(Omniscient):
-    """Sends (1 − γ)·μ with the largest γ that evidence on held-out samples does not detect; it knows that test.
+    """Sends (1 − γ)·μ with the largest γ that `significance` forgives in every round; it knows that test.
 
-    γ is at most 4, and the largest for which a small step towards the update, from the mean of all, has a z-value of
-    at most 1 on the hostile clients' own samples, as if these were 200. That is what `significance` allows for
-    chance in a round, so the attack can go on in every round.
+    γ is at most 4. With the hostile clients' own samples, as if these were 100, it makes the test of `significance`
+    with its defaults: to first order, how much more than the mean of all does the update raise the loss, beyond the
+    margin and in standard errors? At most the slack is forgiven. Noise keeps the updates from being copies.
+
+    Args:
+        spread: noise of each client around the common vector, in standard deviations of the honest.
     """
 
+    spread: NonNegativeFloat = 0.5
+
     def update(self, honest: Honest) -> Tensor:
-        """(1 − γ)·μ with the largest undetected γ of twenty."""
+        """(1 − γ)·μ with the largest forgiven γ of twenty."""
         assert honest.judge is not None
-        gamma = torch.linspace(MOST / 20, MOST, 20, device=honest.mean.device)[:, None]
+        gamma = torch.linspace(MOST / 20, MOST, 20, device=honest.mean.device)
         share = honest.num_hostile / (honest.num_hostile + len(honest.updates))
-        means, sent = (1 - share * gamma) * honest.mean, (1 - gamma) * honest.mean
-        judged = honest.judge(torch.cat([means + LITTLE * (sent - means), means])).sample_losses
+        steps = LITTLE * torch.stack([honest.mean, torch.zeros_like(honest.mean)])
+        judged = honest.judge(steps).sample_losses
         assert judged is not None
-        found = judged[:20] - judged[20:]
-        z = found.mean(1) / found.std(1) * HELD_OUT**0.5
-        unnoticed = gamma[z.to(gamma.device) <= LARGEST_Z]  # NaN is noticed
-        return (1 - unnoticed.max()) * honest.mean if len(unnoticed) else honest.mean
+        of_mean = ((judged[0] - judged[1]) / LITTLE).to(gamma)  # a sample's effect, to first order
+        effects = (1 - gamma)[:, None] * of_mean
+        of_all = (1 - share * gamma)[:, None] * of_mean
+        margin = Significance.margin * (
+            share * effects.mean(1).abs() + (1 - share) * of_mean.mean().abs()
+        )
+        harm = effects - of_all * (of_all.mean(1, keepdim=True) < 0)
+        z = (harm.mean(1) - margin) / harm.std(1) * HELD_OUT**0.5
+        forgiven = gamma[z <= Significance.slack]  # NaN is not
+        return (1 - forgiven.max()) * honest.mean if len(forgiven) else honest.mean
 
 
 @ATTACKS.register("model_replacement", SEES_ALL)
