@@ -208,6 +208,8 @@ def privacy_table(raw: pandas.DataFrame) -> str:
     corrected = dict(zip(compared, holm([*compared.values()]), strict=True))
     rows = []
     for method in methods:
+        if method.startswith("FedAvg"):  # as prioritized weights; compared, but not shown
+            continue
         epsilon = _epsilon(method)
         row = ["no noise" if epsilon is None else f"{epsilon:g}", method.partition(", ε")[0]]
         for name in federations:
