@@ -220,8 +220,8 @@ def privacy_table(raw: pandas.DataFrame) -> str:
     largest = max(corrected.values(), key=lambda one: one.p_value or 0.0)
     note = (
         f"Uniform weights: accuracy in percent after round {last}, {raw['seed'].nunique()} seeds. The others: "
-        f"difference to it in points, paired by seed, with 95% intervals. The largest p of the {len(compared)} comparisons, corrected "
-        f"(Holm), is {_p_value(largest)}."
+        f"difference to it in points, paired by seed, with 95% intervals. The largest p of the {len(compared)} "
+        f"comparisons, corrected (Holm), is {_p_value(largest)}."
     )
     return f"{_markdown(columns, rows, texts=('ε', 'weights'))}\n\n*{note}*"
 
