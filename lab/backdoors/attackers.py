@@ -1,4 +1,4 @@
-"""Attackers that avoid defences against backdoors, one of whom knows the scan: docs/results/backdoors.md."""
+"""Attackers that avoid defences against backdoors, two of which know the scan: docs/results/backdoors.md."""
 
 from __future__ import annotations
 

@@ -18,10 +18,9 @@ RAW = ROOT / "lab" / "results" / "backdoors.csv.gz"
 PAGE = ROOT / "docs" / "results" / "backdoors.md"
 AFTER = ROOT / "lab" / "results" / "backdoors-after.csv"
 SCAN, DEFAULT, ORACLE = "with scan", "Recommended", "KnowsHonestTuned"
-# Of the tables by column and by federation; the raw results have all methods
-SHOWN = [ORACLE, "RLR", SCAN, "AlignIns", "trimmed mean", DEFAULT]
+# Of the table by attack; the raw results have all methods
+SHOWN = [DEFAULT, SCAN, "AlignIns", "RLR", ORACLE]
 ADAPTIVE = ["Neurotoxin", "constrain and scale", "edge cases", "covered", "decoy"]
-HIGH = 0.25  # success of a trigger that no cell should exceed
 
 
 def main() -> None:
@@ -39,18 +38,12 @@ def all_tables(rows: pandas.DataFrame) -> dict[str, str]:
     """By the name of their place, the tables in Markdown."""
     mlp = rows[rows["network"] == "mlp"]
     adapts = mlp["attack"].isin(ADAPTIVE)
-    shown = mlp[~adapts & mlp["method"].isin(SHOWN)]
-    tables = {
+    return {
         "methods": methods_table(mlp[~adapts]),
-        "attacks": attacks_table(shown),
-        "federations": federations_table(shown),
-        "network": network_table(rows[rows["network"] == "cnn"]),
+        "attacks": attacks_table(mlp[mlp["method"].isin(SHOWN)]),
+        "federations": federations_table(mlp[~adapts]),
+        "after": after_table(pandas.read_csv(AFTER)),
     }
-    if adapts.any():
-        tables["adaptive"] = adaptive_table(mlp[adapts])
-    if AFTER.exists():
-        tables["after"] = after_table(pandas.read_csv(AFTER))
-    return tables
 
 
 def methods_table(rows: pandas.DataFrame) -> str:
@@ -59,83 +52,60 @@ def methods_table(rows: pandas.DataFrame) -> str:
     default = rows[rows["method"] == DEFAULT]
     for method, own in rows.groupby("method"):
         attacked = own[own["share"] > 0]
-        cells = attacked.groupby(["federation", "attack", "share"])["success"].mean()
         clean = own[own["share"] == 0]
         lines.append(
             {
                 "method": f"**{method}**" if method == SCAN else method,
-                "success of the trigger": 100 * federations(attacked, "success").mean(),
+                "success": 100 * federations(attacked, "success").mean(),
                 "minus `Recommended`": interval(attacked, default[default["share"] > 0], "success"),
-                "cells above 25%": 100 * (cells > HIGH).mean(),
                 "accuracy under attack": interval(attacked, default[default["share"] > 0]),
                 "accuracy, clean": interval(clean, default[default["share"] == 0]),
-                "influence of the hostile": 100 * federations(attacked, "hostile_influence").mean(),
-                "honest clients lowered, clean": 100 * federations(clean, "lowered").mean(),
-                "suspected, clean": 100 * clean["suspected"].mean(),
             }
         )
-    table = pandas.DataFrame(lines).sort_values("success of the trigger")
+    table = pandas.DataFrame(lines).sort_values("success")
     return markdown(table)
 
 
 def attacks_table(rows: pandas.DataFrame) -> str:
-    """Success by attack and share."""
+    """Success by attack and share, those of attackers that avoid defences at the end with their mean."""
     attacked = rows[rows["share"] > 0]
-    column = attacked["attack"] + attacked["share"].map(" {:.0%}".format)
-    found = attacked.assign(column=column).pivot_table("success", "method", "column") * 100
+    column = attacked["attack"] + attacked["share"].map(", {:.0%}".format)
+    labels = column.where(~attacked["attack"].isin(ADAPTIVE), attacked["attack"])
+    found = attacked.assign(attack=labels).pivot_table("success", "attack", "method")[SHOWN] * 100
+    others = sorted(name for name in found.index if name not in ADAPTIVE)
+    found = found.loc[[*others, *ADAPTIVE]]
+    found.loc["mean of the last five"] = found.loc[ADAPTIVE].mean()
     return markdown(found.reset_index())
 
 
 def federations_table(rows: pandas.DataFrame) -> str:
     """Success under attack, and accuracy without, by federation."""
-    attacked = rows[rows["share"] > 0].pivot_table("success", "method", "federation") * 100
-    clean = rows[rows["share"] == 0].pivot_table("metric", "method", "federation") * 100
-    clean.columns = [f"{name}: clean accuracy" for name in clean.columns]
-    return markdown(attacked.join(clean).reset_index())
-
-
-def adaptive_table(rows: pandas.DataFrame) -> str:
-    """Success of attackers that avoid defences, by attack, and the accuracy under them."""
-    found = rows.pivot_table("success", "method", "attack")[ADAPTIVE] * 100
-    by_method = rows.groupby("method")
-    found.insert(0, "mean", 100 * by_method["success"].mean())
-    found["accuracy"] = 100 * by_method["metric"].mean()
-    found["influence of the hostile"] = 100 * by_method["hostile_influence"].mean()
-    return markdown(found.sort_values("mean").reset_index())
+    of = {"success": rows["share"] > 0, "metric": rows["share"] == 0}
+    success, clean = (
+        100 * rows[kept].pivot_table(column, "federation", "method") for column, kept in of.items()
+    )
+    table = success[[DEFAULT, SCAN, ORACLE]]
+    for method in (DEFAULT, SCAN):
+        table = table.assign(**{f"{method}: clean accuracy": clean[method]})
+    return markdown(table.reset_index())
 
 
 def after_table(rows: pandas.DataFrame) -> str:
-    """Of each defence after the training: success and accuracy, and their differences to none."""
+    """Of each defence after the training: success, and differences to none."""
     lines = []
     none = rows[rows["defence"] == "none"]
-    for defence, own in rows.groupby("defence"):
+    for defence, own in rows[rows["defence"] != "none"].groupby("defence"):
         attacked, clean = own[own["share"] > 0], own[own["share"] == 0]
         lines.append(
             {
                 "defence": defence,
-                "success of the trigger": 100 * federations(attacked, "success").mean(),
+                "success": 100 * federations(attacked, "success").mean(),
                 "minus none": interval(attacked, none[none["share"] > 0], "success"),
-                "accuracy under attack": 100 * federations(attacked, "metric").mean(),
-                "minus none ": interval(attacked, none[none["share"] > 0]),
-                "accuracy, clean": 100 * federations(clean, "metric").mean(),
-                "minus none  ": interval(clean, none[none["share"] == 0]),
+                "accuracy under attack": interval(attacked, none[none["share"] > 0]),
+                "accuracy, clean": interval(clean, none[none["share"] == 0]),
             }
         )
     return markdown(pandas.DataFrame(lines))
-
-
-def network_table(rows: pandas.DataFrame) -> str:
-    """Of each method, the runs that ended: success, accuracy and duration."""
-    by_method = rows.groupby("method")
-    table = pandas.DataFrame(
-        {
-            "runs that ended": by_method.size().map(str),
-            "success of the trigger": 100 * by_method["success"].mean(),
-            "accuracy": 100 * by_method["metric"].mean(),
-            "seconds a run": by_method["seconds"].mean(),
-        }
-    )
-    return markdown(table.reset_index())
 
 
 def federations(rows: pandas.DataFrame, column: str) -> pandas.Series:

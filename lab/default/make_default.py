@@ -191,13 +191,11 @@ def _grid(rows: pandas.DataFrame, methods: Sequence[str], seeds: Sequence[int]) 
 
 
 def privacy_table(raw: pandas.DataFrame) -> str:
-    """What noise costs: every method beside uniform weights with the same ε."""
+    """What noise costs: the accuracy of uniform weights, and every other method less those with the same ε."""
     last = _rounds(raw)[-1]
     by_method = raw.set_index(["federation", "method", "seed"])[last].sort_index()
-    columns = ["ε", "weights"]
     federations = list(dict.fromkeys(raw["federation"]))
-    for name in federations:
-        columns += [name, f"{name}: minus uniform"]
+    columns = ["ε", "weights", *federations]
     methods = list(dict.fromkeys(raw["method"]))
     methods.sort(key=lambda name: (_epsilon(name) is None, _epsilon(name) or 0.0))
     found = {}
@@ -210,18 +208,20 @@ def privacy_table(raw: pandas.DataFrame) -> str:
     corrected = dict(zip(compared, holm([*compared.values()]), strict=True))
     rows = []
     for method in methods:
+        if method.startswith("FedAvg"):  # as prioritized weights; compared, but not shown
+            continue
         epsilon = _epsilon(method)
         row = ["no noise" if epsilon is None else f"{epsilon:g}", method.partition(", ε")[0]]
         for name in federations:
-            row.append(_percent(float(found[method, name][0].mean())))
             difference = corrected.get((method, name))
-            row.append("–" if difference is None else _points(difference))
+            mean = float(found[method, name][0].mean())
+            row.append(_percent(mean) if difference is None else _points(difference))
         rows.append(row)
     largest = max(corrected.values(), key=lambda one: one.p_value or 0.0)
     note = (
-        f"Accuracy in percent after round {last}, {raw['seed'].nunique()} seeds. Differences in points, "
-        f"paired by seed, with 95% intervals. The largest p of the {len(compared)} comparisons, corrected "
-        f"(Holm), is {_p_value(largest)}."
+        f"Uniform weights: accuracy in percent after round {last}, {raw['seed'].nunique()} seeds. The others: "
+        f"difference to it in points, paired by seed, with 95% intervals. The largest p of the {len(compared)} "
+        f"comparisons, corrected (Holm), is {_p_value(largest)}."
     )
     return f"{_markdown(columns, rows, texts=('ε', 'weights'))}\n\n*{note}*"
 

@@ -79,17 +79,18 @@ def main(root: Path = ROOT) -> None:
     )
     page.write_text(verdicts, encoding="utf-8")
     text = FIGURE.sub(picture, text)
-    shown = {name for _, name, _ in BLOCK.findall(text)}
+    shown = {name for _, names, _ in BLOCK.findall(text) for name in names.split(",")}
     elsewhere = [row for row in claims["inventory"] if row["run"].replace(":", "-") not in shown]
     rows = inventory(elsewhere, recorded)
     text = INVENTORY.sub(lambda place: f"{place[1]}\n{rows}\n\n{place[2]}", text)
     reasons = {row["run"].replace(":", "-"): row.get("why") for row in claims["inventory"]}
-    text = BLOCK.sub(
-        lambda place: (
-            f"{place[1]}\n{block(recorded[place[2]], reasons.get(place[2]))}\n\n{place[3]}"
-        ),
-        text,
-    )
+
+    def tables(place: re.Match[str]) -> str:
+        one, *more = (recorded[name] for name in place[2].split(","))
+        made = several([one, *more], reasons) if more else block(one, reasons.get(one.name))
+        return f"{place[1]}\n{made}\n\n{place[3]}"
+
+    text = BLOCK.sub(tables, text)
     results.write_text(text, encoding="utf-8")
 
 
@@ -111,31 +112,64 @@ def read(root: Path = ROOT) -> dict[str, Recorded]:
 
 
 def block(run: Recorded, reason: str | None = None) -> str:
-    """What the page shows of a run: its size, why it differs, the last round, the gain to the highest target."""
-    grid = next(iter(run.tables.values()))
+    """What the page shows of a run: its size, why it differs, and the last round or the gain to the highest target."""
+    title, grid = next(iter(run.tables.items()))
     first = next(iter(grid.values()))
     last = [column for column in first if column.startswith("round ")][-1]
     shown = [last, *[column for column in first if not column.startswith("round ")]]
     columns = {column: (column, grid) for column in shown if column != "macro F1"}
+    about = f"{run.about['size']}; {run.about['date']}"
     by_target = {
         found[1]: table for title, table in run.tables.items() if (found := TARGET.search(title))
     }
     if by_target:
+        ends = [percent(row[last])[0] for row in grid.values()]
+        span = " to ".join(sorted({f"{min(ends)}", f"{max(ends)}"}))
+        about += f"; {title.partition(':')[0]} in {last}: {span}%"
+        for column in (last, "vs. baseline"):
+            del columns[column]
         target = max(by_target, key=lambda text: int(text.removesuffix("%")))
         for column in ("gain, published", "gain, P1's rule", "gain, both reached"):
             if any(column in row for row in by_target[target].values()):
                 columns[column.replace("gain", f"gain to {target}")] = (column, by_target[target])
+    baseline, *others = grid
+    if by_target:
+        about += f"; gains over {baseline}"
     lines = [["method", *columns]]
-    for method in grid:
+    for method in others if by_target else grid:
         lines.append(
             [method, *(table.get(method, {}).get(column, "") for column, table in columns.values())]
         )
     head, *rows = (f"| {' | '.join(line)} |" for line in lines)
     rule = f"|:--|{'--:|' * len(columns)}"
-    about = f"{run.about['size']}; {run.about['date']}"
     files = f"[all tables](../../lab/results/papers/{run.name}.csv)"
     caption = f"*{about} ({files}){f'. Not as published: {reason}' if reason else ''}.*"
     return "\n".join([caption, "", head, rule, *rows])
+
+
+def several(runs: Sequence[Recorded], reasons: Mapping[str, str | None]) -> str:
+    """One table of runs that have the same baseline: the last round of each, and why they differ from the paper."""
+    baseline = next(iter(runs[0].table("")))
+    heads = ["run, target", "method", "last round", f"minus {baseline}", "rounds to target"]
+    lines = [f"| {' | '.join(heads)} |", "|:--|:--|--:|--:|--:|"]
+    for run in runs:
+        grid = run.table("")
+        columns = grid[baseline]
+        last = [column for column in columns if column.startswith("round ")][-1]
+        (until,) = (column for column in columns if column.startswith("rounds to "))
+        target = until.removeprefix("rounds to ")
+        about = f"[{run.name}](../../lab/results/papers/{run.name}.csv) {size_of(run)}, {target}"
+        for method, row in grid.items():
+            against = row["vs. baseline"].replace("baseline", "–")
+            lines.append(f"| {about} | {method} | {row[last]} | {against} | {row[until]} |")
+            about = ""
+    differ = [f"{run.name}: {why}" for run in runs if (why := reasons.get(run.name))]
+    return "\n".join([*lines, "", f"*Not as published: {'. '.join(differ)}.*"])
+
+
+def size_of(run: Recorded) -> str:
+    """Seeds × rounds."""
+    return "×".join(re.findall(r"\d+", run.about["size"]))
 
 
 def _tables(block: str) -> dict[str, Grid]:
@@ -193,11 +227,8 @@ def runs_of(template: str) -> list[str]:
 
 
 def inventory(rows: Sequence[Mapping[str, str]], recorded: Mapping[str, Recorded]) -> str:
-    """The papers' experiments whose tables the page does not show: file, command, date, and what is missing."""
-    lines = [
-        "| experiment | run | recorded | date | not as published |",
-        "|:--|:--|:--|:--|:--|",
-    ]
+    """The papers' experiments whose tables the page does not show: command, recorded size, and what is missing."""
+    lines = []
     missing = []
     for row in rows:
         name = row["run"].partition(":")[0]
@@ -206,10 +237,8 @@ def inventory(rows: Sequence[Mapping[str, str]], recorded: Mapping[str, Recorded
         if run is None:
             missing.append(link)
             continue
-        seeds, rounds = re.findall(r"\d+", run.about["size"])
-        size = f"[{seeds}×{rounds}](../../lab/results/papers/{run.name}.csv)"
-        cells = (row["what"], link, size, run.about["date"], row.get("why", "–"))
-        lines.append(f"| {' | '.join(cells)} |")
+        size = f"[{size_of(run)}](../../lab/results/papers/{run.name}.csv)"
+        lines.append(f"- {link}, {size}: {row.get('why', 'complete')}")
     if missing:
         lines += ["", f"{NOT_RECORDED}: {', '.join(missing)}."]
     return "\n".join(lines)
@@ -232,7 +261,7 @@ def curves(axes: Axes, grid: Grid, methods: Sequence[str]) -> str:
         means = [mean for mean, _ in cells.values()]
         margins = [margin for _, margin in cells.values()]
         axes.errorbar([*cells], means, margins, label=label, marker="o", markersize=3, capsize=2)
-        said.append(f"{label} from {means[0]:.1f}% to {means[-1]:.1f}%")
+        said.append(f"{label} {means[-1]:.1f}%")
         ends.append(means[-1])
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
@@ -278,16 +307,16 @@ def like_p2(figure: Figure, recorded: Mapping[str, Recorded]) -> str:
         for method in methods:
             row = grid[f"{method}{suffix}"]
             rounds = [float(row[share]) for share in shares]
-            label = method.replace(">", " ≻ ")
+            label = method.replace(">", "≻")
             axes.plot(shares, rounds, label=label, marker="o", markersize=3)
             lines.append(f"{label} {rounds[0]:g} to {rounds[-1]:g}")
-        said.append(f"Rounds {title}: {', '.join(lines)}")
+        said.append(f"{title}: {', '.join(lines)}")
         data = "FEMNIST, 62 classes" if suffix else "digits by writer"
         axes.set(title=f"{title} ({data})", xlabel="devices", ylabel="rounds to 75% accuracy")
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    return f"After Table 1 of P2, 20 to 75% of the devices. {'. '.join(said)}."
+    return f"After Table 1 of P2, rounds of 20 to 75% of the devices; {'; '.join(said)}."
 
 
 def like_p3(figure: Figure, recorded: Mapping[str, Recorded]) -> str:
@@ -302,9 +331,9 @@ def like_p3(figure: Figure, recorded: Mapping[str, Recorded]) -> str:
     for place, (name, title) in enumerate(shown.items(), start=1):
         axes = figure.add_subplot(1, 3, place)
         grid = recorded[name].table("accuracy")
-        said.append(f"{title}: {curves(axes, grid, ('AdaFed', 'FedAvg'))}")
+        said.append(f"{title.split()[-1]}: {curves(axes, grid, ('AdaFed', 'FedAvg'))}")
         axes.set(title=title, xlabel="Communication rounds", ylabel="Accuracy, %")
-    return f"After Figures 2, 3 and 6 of P3, accuracy over the rounds. {'. '.join(said)}."
+    return f"After Figures 2, 3 and 6 of P3, accuracy over the rounds, which ends at: {'. '.join(said)}."
 
 
 def draw(like: Drawing, recorded: Mapping[str, Recorded], path: Path) -> str:

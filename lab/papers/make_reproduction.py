@@ -44,7 +44,8 @@ def main(runs: Path, root: Path = make_findings.ROOT) -> None:
     published = tomllib.loads((recorded / "published.toml").read_text(encoding="utf-8"))
     claims = tomllib.loads((recorded / "claims.toml").read_text(encoding="utf-8"))
     names = {row["run"].replace(":", "-") for row in claims["inventory"]}
-    names |= {*RUN.findall(text), *(path.stem for path in recorded.glob("*.csv"))}
+    names |= {name for found in RUN.findall(text) for name in found.split(",")}
+    names |= {*(path.stem for path in recorded.glob("*.csv"))}
     for name in sorted(names):
         folder = runs / name
         if not (folder / "run.sqlite").exists():
@@ -142,11 +143,9 @@ def between(run: RunFolder, other: RunFolder) -> Table:
         "method",
         f"{results_of(run).facts.metric}, points",
         "macro F1",
-        "influence of the hostile clients, all rounds",
+        "influence of the hostile",
     ]
-    return Table(
-        f"{run.facts.name} minus {other.facts.name}, last round, paired by seed", head, rows
-    )
+    return Table(f"{run.facts.name} minus {other.facts.name}, paired by seed", head, rows)
 
 
 def results(series: list[Method], losses: dict[str, float] | None = None) -> Table:

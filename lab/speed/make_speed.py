@@ -52,12 +52,11 @@ def filled(text: str) -> str:
 
 def scale(found: Found) -> str:
     """Medians of the rounds with so many clients, and the chart."""
-    rows = [["clients per round", "processor time", "per client", "peak memory"]]
+    rows = [["clients per round", "processor time", "peak memory"]]
     for one in found["results"]:
         seconds = processor_seconds(one)
-        each = f"{1e6 * seconds / one['cohort']:.0f} µs"
         memory = f"{one['peak_mib'] / 1024:.1f} GiB"
-        rows.append([f"{one['cohort']:,}", f"{seconds:.2g} s", each, memory])
+        rows.append([f"{one['cohort']:,}", f"{seconds:.2g} s", memory])
     return f"{table(rows)}\n\n![{alt(found['results'])}]({CHART.name})"
 
 

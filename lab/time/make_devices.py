@@ -155,7 +155,8 @@ def rows_of(
     shares = corrected([paired_difference(own, logs[0]) for own in logs[1:]])
     first, *others = found.values()
     slow = corrected([paired_difference(one.slow, first.slow) for one in others])
-    times = reached_column("time", until, in_time).text
+    every = f"{len(until[0])}/{len(until[0])}: "
+    times = [text.removeprefix(every) for text in reached_column("time", until, in_time).text]
     return [
         [
             method,
