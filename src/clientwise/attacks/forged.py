@@ -167,7 +167,7 @@ def _gaussian(known: Knowledge) -> Tensor:
 
 
 SEES_ALL = needs("whole_cohort")
-LITTLE = 0.1  # the step at which evidence evaluates
+LITTLE = 0.1  # the step from the mean, as where clients judge
 LARGEST_Z, HELD_OUT, MOST = 1.0, 200, 4.0  # of `unnoticed`: z-value, held-out samples, γ
 BLOCK = 2**16  # coordinates taken to float64 at once
 
@@ -296,8 +296,8 @@ class Unnoticed(Omniscient):
     """Sends (1 − γ)·μ with the largest γ that evidence on held-out samples does not detect; it knows that test.
 
     γ is at most 4, and the largest for which a small step towards the update, from the mean of all, has a z-value of
-    at most 1 on the hostile clients' own samples, as if these were 200. That is what `significance` allows for
-    chance in a round, so the attack can go on in every round.
+    at most 1 on the hostile clients' own samples, as if these were 200. `significance` subtracts a margin and the
+    slack of a round from such a value, so little of it is summed.
     """
 
     def update(self, honest: Honest) -> Tensor:
