@@ -162,9 +162,7 @@ class Plan:
 
     seed: int
     cohort_size: int
-    judged_by: Literal["server", "clients"] = (
-        "server"  # who evaluates models to weigh by (P3 III.C)
-    )
+    judged_by: Literal["server", "clients"] = "server"  # of models to weigh by (P3 III.C)
     # Rounds; 0: only where nothing else can be reported; None: clients never evaluate
     evaluate_clients_every: int | None = 1
     rounds: int | None = None  # of the whole run, if known: the last one is evaluated in any case

@@ -336,9 +336,8 @@ class Gathered:
 class LookBack:
     """What the directions of a round's updates tell, beside and without held-out samples."""
 
-    z: Tensor | None = (
-        None  # [n] against its own past, in standard errors; NaN: too short a past, or a tiny model
-    )
+    # [n] against its own past, in standard errors; NaN: too short a past, or a tiny model
+    z: Tensor | None = None
     copies: Tensor | None = None  # [n] almost equal updates in the round, itself included
     # Past directions, for the next round
     memory: Mapping[str, Tensor] = field(default_factory=dict)
