@@ -1,4 +1,4 @@
-"""A hundred attacks, tried as someone would who only attacks. Each is a row of the table in `docs/attacks.md`.
+"""Attacks, tried as someone would who only attacks. Each is a row of the table in `docs/attacks.md`.
 
 What happens is asserted, also where an attack succeeds: then the row says so. To write the table anew:
 

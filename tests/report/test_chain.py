@@ -17,7 +17,7 @@ from clientwise.errors import RunError
 from clientwise.record.run import RunFolder
 from clientwise.report import audit as audits_of
 from clientwise.report.audit import audit, audits, last_audits, why
-from clientwise.report.explanation import Explanation, Round, explain
+from clientwise.report.explanation import Evidence, Explanation, Round, explain
 from clientwise.report.items import Table
 from clientwise.report.terminal import print_items
 from reported import is_harmful
@@ -221,6 +221,14 @@ def test_a_harm_is_stated_only_where_it_is_known_what_is_significant(
     assert (found.since, found.witness, found.loss) == (3, witness, loss)
     assert is_harmful(own[0]) == (witness == "loss")
     assert ("would raise" in own[0].by_evidence()) == (witness == "loss")
+
+
+def test_a_harm_that_is_small_by_itself_is_shown_with_the_sum_over_the_rounds() -> None:
+    found = Evidence(0.1, 1, last=2, witness="loss", z=4.1, harm=0.0095, error=0.009, change=0.016)
+    assert found.size(is_past=False) == (
+        "compared with the mean or no update, whichever is better, its update would raise the loss by "
+        "0.0095 ± 0.009 (small by itself: summed over the rounds, z is 4.1); the mean raised it by 0.016"
+    )
 
 
 def test_the_terminal_shows_the_chain(frames: RunFolder) -> None:

@@ -173,7 +173,7 @@ def test_a_sleeper_is_honest_until_it_turns_against_its_past(run: RunFolder) -> 
         TURNS,
     )
     assert not is_harmful(after)
-    assert "its update points against its own earlier updates" in after.by_evidence()
+    assert "its update points against its own first updates" in after.by_evidence()
     assert "raise" not in after.by_evidence()
 
 

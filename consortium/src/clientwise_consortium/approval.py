@@ -301,7 +301,12 @@ def in_words(
     else:
         yield from _noise("The trainings of this experiment", approval.mu)
     facts = ", ".join(map(repr, experiment.criteria))
-    yield f"With each training leaves, with two digits and outside of this promise: {facts}."
+    precision = (
+        "exact, with loss and time"
+        if approval.cell == 1
+        else "whole numbers exact, others with two digits"
+    )
+    yield f"With each training leaves, outside of this promise ({precision}): {facts}."
     if approval.evaluations:
         yield f"Your site tests at most {approval.evaluations} models on its patients' rows."
         if approval.cell > 1:

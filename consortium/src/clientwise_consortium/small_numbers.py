@@ -37,7 +37,7 @@ def has_bound(problem: Problem) -> bool:
 
 
 def coarse_update(updates: Updates) -> Updates:
-    """An update without training loss and seconds, whose criteria have two digits. The model is not changed."""
+    """An update without training loss and seconds; criteria as `_two_digits` has them. The model is not changed."""
     return replace(
         updates,
         measurements={name: _two_digits(values) for name, values in updates.measurements.items()},

@@ -120,7 +120,7 @@ class Cohort:
         self.refusals.sort(key=lambda refusal: rank[refusal.client_id])
 
     def judge(self, models: Tensor) -> Evaluation:
-        """AdaFed's evaluation of models [c, d]: on the server's set, or by the cohort (P3 III.C)."""
+        """Models [c, d] evaluated to weigh by: on the server's set, or by the cohort (P3 III.C)."""
         if self._clients_judge:
             self.sent_to_judges += len(models) * len(self._judges)
             judged = self.engine.evaluate(self._judges, models)

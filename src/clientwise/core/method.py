@@ -39,7 +39,7 @@ class Method:
     )
     normaliser: Normaliser = sum_scale
     score: Score = field(default_factory=Prioritized)
-    evidence: Evidence | None = None  # moves the weights by the updates' effect on held-out data
+    evidence: Evidence | None = None  # changes the weights by the updates
     bounds: Bounds | None = None  # cap and floor of every client's weight
     before: tuple[Before, ...] = ()  # steps on the updates before the rule
     rule: Rule | None = None  # None: the mean; models are folded in as they arrive if possible
@@ -162,7 +162,7 @@ class Plan:
 
     seed: int
     cohort_size: int
-    judged_by: Literal["server", "clients"] = "server"  # who evaluates models for AdaFed (P3 III.C)
+    judged_by: Literal["server", "clients"] = "server"  # of models to weigh by (P3 III.C)
     # Rounds; 0: only where nothing else can be reported; None: clients never evaluate
     evaluate_clients_every: int | None = 1
     rounds: int | None = None  # of the whole run, if known: the last one is evaluated in any case

@@ -43,7 +43,7 @@ from .types import (
 )
 from .weights.weighting import InfeasibleError, divide, to_weights
 
-LINE_SEARCH_POINTS = 5  # models tried between the aggregate and the tuned model
+LINE_SEARCH_POINTS = 5  # models tried from that of the server step to the tuned one
 
 
 def run_round(

@@ -336,7 +336,8 @@ class Gathered:
 class LookBack:
     """What the directions of a round's updates tell, beside and without held-out samples."""
 
-    z: Tensor | None = None  # [n] against its own past, in standard errors; NaN: too short a past
+    # [n] against its own past, in standard errors; NaN: too short a past, or a tiny model
+    z: Tensor | None = None
     copies: Tensor | None = None  # [n] almost equal updates in the round, itself included
     # Past directions, for the next round
     memory: Mapping[str, Tensor] = field(default_factory=dict)
@@ -374,8 +375,8 @@ class Posterior:
     weights: Tensor  # [n], sum to 1
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # for the next round
     z: Tensor | None = None  # [n] evidence against each client in standard errors; NaN: unknown
-    # By how much following each client instead of the mean would raise the held-out loss [n], its
-    # standard error [n], and what the round itself changed of that loss
+    # By how much following each client instead of the mean (or of no update, if better) would raise the
+    # held-out loss [n], its standard error [n], and what the mean of the clipped updates changes of that loss
     harm: Tensor | None = None
     harm_error: Tensor | None = None
     held_out_change: float | None = None

@@ -37,7 +37,7 @@ MEANINGS = {
         "held-out loss. z sums up its significance over the rounds, in standard errors; below 0, it favours the client."
     ),
     "history_z": (
-        "History z compares an update with the client's own earlier updates; above 0, it points against them."
+        "History z compares an update with the client's first updates; above 0, it points against them."
     ),
 }
 

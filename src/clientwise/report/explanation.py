@@ -89,13 +89,13 @@ class Evidence:
     z: float | None = None  # in standard errors, summed over the rounds
     harm: float | None = None  # by how much following the client's update would raise the loss
     error: float | None = None  # the standard error of `harm`
-    change: float | None = None  # of the loss by the round itself
+    change: float | None = None  # of the loss by the mean of the clipped updates
 
     def size(self, *, is_past: bool) -> str:
         """What it was when it was last significant."""
         if self.witness == "past":
             verb = "pointed" if is_past else "points"
-            return f"its update {verb} against its own earlier updates"
+            return f"its update {verb} against its own first updates"
         if self.witness == "pattern":
             verb = "reacted" if is_past else "reacts"
             return f"its model {verb} more than others to a pattern of a suspected backdoor"
@@ -104,10 +104,12 @@ class Evidence:
         verb = "would have raised" if is_past else "would raise"
         reference = "in place of the mean"
         if self.change is not None and self.change >= 0:
-            reference = "beside the mean or no update, whichever is better"
+            reference = "compared with the mean or no update, whichever is better"
         text = f"{reference}, its update {verb} {self.loss} by {self.harm:.2g}"
         if self.error:
             text += f" ± {self.error:.1g}"
+            if self.z is not None and self.harm < 2 * self.error:
+                text += f" (small by itself: summed over the rounds, z is {self.z:.1f})"
         if self.change is None:
             return text
         verb = "lowered" if self.change < 0 else "raised"

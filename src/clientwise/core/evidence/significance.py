@@ -29,8 +29,7 @@ LEAST_SAMPLES = 8  # held-out samples of the server; with fewer there is no evid
 FRESH = 10  # rounds
 WEAR = 0.05  # standard errors that each later round takes from z
 MOST_WORN = 1.5
-# Judges. With fewer, more than 5% of harmless clients lose half of their weight (docs/evidence.md).
-LEAST_JUDGES = 12
+LEAST_JUDGES = 12  # with fewer, too many harmless clients lose weight
 JUDGED_STEP = (
     0.1  # from the mean towards a client, where clients judge; smaller ones are lost in rounding
 )
@@ -58,7 +57,7 @@ class Harm:
     mean: Tensor  # [n] h_k
     error: Tensor  # [n] its standard error
     z: Tensor  # [n] what of it exceeds the margin, in standard errors
-    change: float  # of the held-out loss by the round itself
+    change: float  # of the held-out loss by the mean of the clipped updates
 
 
 @EVIDENCE.register("significance", needs("server_set"))
@@ -106,10 +105,10 @@ class Significance(PageTest):
 
     Two more witnesses compare directions of updates; see `look_back`:
 
-    - `history`: an update that points against the first ones of the same client. The larger of the two
-      z-values counts.
+    - `history`: an update that points against the first five of the same client, in models of 100
+      parameters and more. The larger of the two z-values counts.
     - `copies`: updates that are almost equal share the weight of one, in rounds with evidence from
-      held-out samples.
+      held-out samples or judges.
 
     `backdoors` scans the model for patterns that turn inputs of many classes into one. While a class is
     suspect, clients whose models react to its pattern more than others lose weight, and `fine_tune` trains
@@ -121,7 +120,7 @@ class Significance(PageTest):
         strength: how fast evidence beyond the threshold changes log-weights.
         margin: how large a harm must be to count, in units of what a client changes of the loss on average.
         liars: share of the judges that may lie together.
-        history: whether a client's own past is a witness.
+        history: whether to compare updates with the client's first ones.
         copies: whether almost equal updates share the weight of one.
         backdoors: whether to scan for backdoors; needs classes, and inputs that are numbers.
     """
@@ -222,9 +221,9 @@ class Significance(PageTest):
 class OwnPast(PageTest):
     """A client loses weight if its updates point against its first ones; needs no held-out samples.
 
-    z_k tests whether the cosine of the update and the client's first five is below −0.2.
-    Agreement with them is no evidence in favour of a client, so a lost weight is not regained. A
-    client that is hostile from its first round is not found.
+    z_k tests whether the cosine of the update and the client's first five is below −0.2, from its fourth
+    update on. Agreement with them is no evidence in favour of a client, so a lost weight is not regained. A
+    client that is hostile from its first round is not found, nor any in models of fewer than 100 parameters.
 
     Args:
         threshold: in standard errors.
@@ -353,7 +352,7 @@ def against_past(past: Tensor, times: Tensor, sketches: Tensor) -> Tensor:
 
     z = (atanh(−cos) − atanh(0.2))·√(s − 3): Fisher's test that the cosine of update and past is below
     −0.2, where s is the number of slots that the model fills. NaN for a client with fewer than three
-    earlier updates, and for a model that fills fewer than 100 slots.
+    first updates, and for a model that fills fewer than 100 slots.
 
     Args:
         past: sums of the clients' first sketches, [n, 256].

@@ -171,7 +171,7 @@ def _hostile(group: HostileClients, engine: str) -> list[Row]:
     return [
         (
             "attack",
-            f"{{}} needs more than one node has: {LOCAL}",
+            f"{{}} uses what no node has (other clients' data or updates, earlier models): {LOCAL}",
             elsewhere if engine == "flower" else (),
         ),
         (

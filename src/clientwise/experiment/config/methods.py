@@ -59,7 +59,7 @@ class MethodSettings(ConfigTable):
     """Scaling over the cohort. Default: "sum", or "none" for the score "product"."""
 
     evidence: Annotated[Part, PartOf(EVIDENCE)] | None = None
-    """How the effect on held-out samples changes the weights."""
+    """How the updates change the weights: by their effect on held-out samples, or by past updates."""
 
     bounds: Annotated[Bounds, BOUNDS] | None = None
     """Limits on every weight."""

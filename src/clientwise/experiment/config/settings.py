@@ -137,7 +137,8 @@ class FineTune(TrainingOverride):
     """How the server's training differs from the clients', and how far it goes."""
 
     line_search: bool = True
-    """Take the best of five points between the mean and the trained model, by the loss on the same samples."""
+    """Take the best of five points from the model before this training to that after it, by the loss on
+    the same samples."""
 
 
 class Cohorts(ConfigTable):
