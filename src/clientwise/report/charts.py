@@ -93,11 +93,15 @@ def specification(
     }
 
 
-def rows(chart: Chart) -> Any:
+def columns(chart: Chart) -> dict[str, list[Any]]:
     """The frame as JSON has it: five digits of a number, and null for what is absent."""
-    known = chart.frame.replace([math.inf, -math.inf], math.nan)
-    short = known.map(lambda value: float(f"{value:.5g}") if isinstance(value, float) else value)
-    return short.astype(object).where(known.notna(), None)
+    return {name: [_short(one) for one in own.tolist()] for name, own in chart.frame.items()}
+
+
+def _short(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 def figure(chart: Chart, width: float = POINTS * PAGE) -> dict[str, Any]:
@@ -106,19 +110,21 @@ def figure(chart: Chart, width: float = POINTS * PAGE) -> dict[str, Any]:
     The width in points is that of the plot: the picture is as wide as labels, legend and title need.
     """
     legend = {**CONFIG["legend"], "labelLimit": 0, "columns": 2}
+    own = columns(chart)
+    rows = [dict(zip(own, row, strict=True)) for row in zip(*own.values(), strict=True)]
     return {
         **specification(chart, width),
         "autosize": "pad",
         "background": "white",
         "config": {**CONFIG, "legend": legend},
-        "data": {"values": rows(chart).to_dict("records")},
+        "data": {"values": rows},
         "title": {"text": chart.title, "fontSize": 11},
     }
 
 
 def packed(chart: Chart) -> dict[str, Any]:
     """A chart as the page carries it, whose script unpacks the data: a column is named once, not in every row."""
-    return {**specification(chart), "data": {"columns": rows(chart).to_dict("list")}}
+    return {**specification(chart), "data": {"columns": columns(chart)}}
 
 
 def pictures(charts: Sequence[Chart], format: Format, width: float = COLUMN) -> list[bytes]:

@@ -389,7 +389,7 @@ class Round:
         """Of all clients; see `explain`."""
         return explain(self)
 
-    @property
+    @cached_property
     def about(self) -> MethodFacts:
         """How the method weighs."""
         return self.run.about(self.method)
@@ -455,11 +455,12 @@ def suspicions(at: Round) -> Iterator[tuple[str, int, Any]]:
 
     For each, a sentence (since when, which clients' models react most), the class, and the last recorded pattern.
     """
+    rounds = lane_rows(at.run, "rounds", at.method, at.seed)
     rows = [
         {"round": row["round"], **suspect}
-        for row in records(lane_rows(at.run, "rounds", at.method, at.seed))
+        for row in records(rounds.reindex(columns=["round", "suspects"]))
         if row["round"] <= at.round_num
-        for suspect in row.get("suspects") or ()
+        for suspect in row["suspects"] or ()
         if suspect.get("confirmed", True)  # records of older versions have no others
     ]
     if not rows:
@@ -493,8 +494,8 @@ def _typed(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 def records(frame: pandas.DataFrame) -> list[Row]:
     """The rows of a frame, with None for what is absent."""
-    found: list[Row] = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return found
+    columns = [[None if one != one else one for one in frame[name].tolist()] for name in frame]
+    return [dict(zip(frame, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _criteria(at: Round) -> dict[int, tuple[Criterion, ...]]:

@@ -498,8 +498,8 @@ def backdoors(results: Results) -> Iterator[Item]:
 def cells(grid: Frame, rows: str, value: str, columns: str = "round") -> Frame:
     """The first rows [rows, columns] of a heat map as a tidy frame, of many columns some at even distances."""
     shown = grid.iloc[:MOST_CELLS, :: -(-grid.shape[1] // MOST_CELLS)]
-    tidy = shown.rename_axis(rows).reset_index().melt(rows, var_name=columns, value_name=value)
-    return tidy.dropna().astype({columns: int})
+    names, places = [*shown.index] * shown.shape[1], shown.columns.repeat(len(shown)).astype(int)
+    return Frame({rows: names, columns: places, value: shown.to_numpy().ravel("F")}).dropna()
 
 
 def heat_map(id: str, title: str, frame: Frame, format: str, most: float) -> Chart:

@@ -27,7 +27,7 @@ from ...core.training import (
 )
 from ...core.weights.scores import SCORES, Score, score_by
 from ...registry import Adopted, Declaration, Lists, Names, Part, Registry, suggest
-from .tables import ConfigTable, fields_of, issues_of, refuse
+from .tables import MADE, ConfigTable, fields_of, issues_of, refuse
 
 MOST_LISTED = 16  # parts that an option may list
 Given = dict[str, tuple[Registry[Any], Adopted]]  # in Python instead of a name, by kind and name
@@ -188,9 +188,7 @@ def _table_of_options(registry: Registry[Any], name: str, part: object) -> type[
         if (listed := option.registry(Lists)) is not None:
             fields[option.name] = (_list_of_parts(listed), default)
     base = _AnyOptions if registry.takes_any_option(name) else ConfigTable
-    # Made here, it has no docstrings of attributes, for whose source Pydantic would look in every frame of the stack.
-    without = {"use_attribute_docstrings": False}
-    return create_model(name, __base__=base, __cls_kwargs__=without, **fields)
+    return create_model(name, __base__=base, __cls_kwargs__=MADE, **fields)
 
 
 def options_schema(registry: Registry[Any], name: str) -> dict[str, Any]:

@@ -36,6 +36,8 @@ S = TypeVar("S")
 MOST_ENTRIES = 1_000  # of a list
 MOST_SEEDS = 10_000
 MOST_PLUGINS = 100
+# A table made here has no docstrings of attributes, for whose source Pydantic would look in every frame of the stack
+MADE = {"use_attribute_docstrings": False}
 
 
 class ConfigTable(BaseModel):
@@ -146,7 +148,8 @@ class TableOf(Generic[S]):
 def _table_of(source: type[Any]) -> type[ConfigTable]:
     about = (inspect.getdoc(source) or "").partition("\n")[0]
     fields = fields_of(options_of(source))  # type: ignore[arg-type]  # as above
-    return create_model(source.__name__, __base__=ConfigTable, __doc__=about, **fields)
+    name, base = source.__name__, ConfigTable
+    return create_model(name, __base__=base, __doc__=about, __cls_kwargs__=MADE, **fields)
 
 
 def _in_toml(kind: Any) -> Any:
