@@ -10,12 +10,12 @@ Intervals are Student's over federations; p is corrected for the methods of a ta
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import numpy
 import pandas
 
 from clientwise.report.statistics import Difference, holm, p_number, paired_difference
@@ -29,7 +29,8 @@ ORACLE = "KnowsHonestTuned"
 WITHOUT = "Recommended without "  # how the name of an ablation begins
 NO_EVIDENCE = "FedAvg, tuned"  # what `Recommended` is without evidence
 CONTROLS = ("ServerOnly", "ServerOnly, 5 epochs", "ServerTuning")
-AS_IT_IS = "as it is"  # the variant of a federation in which nothing is changed
+AS_IT_IS = "as it is"  # the variant of a federation in which nothing is changed: the third run
+SECOND = "second run"  # the same in the run before, on eight federations
 WITHIN = 2.0  # points behind the oracle
 # Of the README, in this order
 SHOWN = (
@@ -79,36 +80,31 @@ def write(page: Path, tables: str) -> None:
 def all_tables(raw: pandas.DataFrame) -> Iterator[str]:
     """All tables in Markdown, each under its title."""
     refuse_missing(raw)
-    main_rows = raw[raw["variant"] == AS_IT_IS]
-    new = main_rows[~main_rows["federation"].isin(TOUCHED)]
-    added = main_rows[main_rows["federation"].isin(ADDED)]
+    third = raw[raw["variant"] == AS_IT_IS]
     scopes = (
-        ("all federations", main_rows, OF_ALL),
-        ("new federations", new, TABLES),
-        ("added federations", added, OF_ADDED),
+        ("", third, (on_chassis, by_attack, distance, alarms)),
+        (", added federations", third[third["federation"].isin(ADDED)], (on_chassis,)),
+        (", second run", raw[raw["variant"] == SECOND], (on_chassis, ablation)),
     )
-    for scope, rows, titles in scopes:
+    for scope, rows, tables in scopes:
         if rows.empty:
             continue
-        for title in titles:
-            yield f"**{title}, {scope}**"
-            yield TABLES[title](rows)
-    variants = raw[raw["variant"] != AS_IT_IS]
+        for table in tables:
+            yield f"**{TITLES[table]}{scope}**"
+            yield table(rows)
+    variants = raw[~raw["variant"].isin([AS_IT_IS, SECOND])]
     if not variants.empty:
         yield "**Lead in variants of the federations**"
         yield variants_table(variants)
 
 
 def refuse_missing(raw: pandas.DataFrame) -> None:
-    """ValueError where a method lacks a cell or a seed of a federation on which it was run.
-
-    A method that needs classes is not run where there are none: it is compared on the other federations.
-    """
-    runs = raw.groupby(["variant", "federation", "method"])["points"].count()
+    """ValueError where a method lacks a cell or a seed of a federation and a share with which it was run."""
+    runs = raw.groupby(["variant", "federation", "share", "method"])["points"].count()
     expected = runs.xs(OURS, level="method")
     short = runs[runs != expected.reindex(runs.index.droplevel("method")).to_numpy()]
     if len(short):
-        missing = [", ".join(place) for place in short.index]
+        missing = [", ".join(map(str, place)) for place in short.index]
         raise ValueError(f"without a result in some cells or seeds: {'; '.join(missing)}")
 
 
@@ -117,71 +113,67 @@ def cells(rows: pandas.DataFrame) -> pandas.DataFrame:
     return rows.groupby([*CELL, "method"])["points"].mean().unstack()
 
 
-def is_clean(means: pandas.DataFrame) -> numpy.ndarray:
-    """Which cells have no hostile clients."""
-    return means.index.get_level_values("share").to_numpy() == 0
-
-
 def by_federation(values: pandas.Series) -> Difference | None:
     """The mean over federations of the means over their cells."""
     means = values.groupby(level="federation").mean()
     return paired_difference(means.tolist(), [0.0] * len(means))
 
 
-def both(difference: pandas.Series) -> list[Difference]:
-    """A difference by cell, over federations: without hostile clients, and under attack."""
-    difference = difference.dropna()
-    clean = is_clean(difference.to_frame())
-    found = [by_federation(difference[clean]), by_federation(difference[~clean])]
-    return [one for one in found if one is not None]
+def by_share(values: pandas.Series) -> dict[float, Difference | None]:
+    """Values by cell, over federations, for every share of hostile clients."""
+    shares = sorted(values.index.unique("share"))
+    own = {share: values.xs(share, level="share").dropna() for share in shares}
+    return {share: by_federation(some) if len(some) else None for share, some in own.items()}
+
+
+def column(share: float) -> str:
+    """What heads the cells with a share of hostile clients."""
+    return f"{share:.0%} hostile" if share else "clean"
 
 
 # Tables
 
 
 def leads_table(rows: pandas.DataFrame, methods: Sequence[str]) -> str:
-    """`Recommended` minus every method, the smallest lead under attack first."""
+    """`Recommended` minus every method, the smallest lead under the most hostile clients first."""
     means = cells(rows)
-    found = {method: both(means[OURS] - means[method]) for method in methods}
-    names = sorted(found, key=lambda name: found[name][-1].mean)
-    parts = zip(*(found[name] for name in names), strict=True)
-    corrected = zip(*(holm(part) for part in parts), strict=True)
-    lines = []
-    for name, pair in zip(names, corrected, strict=True):
-        line = [name]
-        for one in pair:
-            line += [interval(one), p_number(one.p_value)]
-        lines.append(line)
-    return markdown(["minus", "clean", "p", "attacked", "p"], lines)
+    found = {method: by_share(means[OURS] - means[method]) for method in methods}
+    shares = sorted(means.index.unique("share"))
+    names = sorted(found, key=lambda name: mean_of(found[name][shares[-1]]))
+    lines = {name: [name] for name in names}
+    for share in shares:
+        run = {name: one for name in names if (one := found[name][share]) is not None}
+        corrected = dict(zip(run, holm([*run.values()]), strict=True))
+        for name in names:
+            one = corrected.get(name)
+            lines[name] += ["–", "–"] if one is None else [interval(one), p_number(one.p_value)]
+    heads = [head for share in shares for head in (column(share), "p")]
+    return markdown(["minus", *heads], [*lines.values()])
 
 
 def on_chassis(rows: pandas.DataFrame) -> str:
     """Against rivals with the same clipping, steps and fine-tuning, and controls."""
     methods = rows["method"].unique()
-    return leads_table(rows, [one for one in methods if one.endswith(", tuned") or one in CONTROLS])
+    wanted = ("FedAvg", *CONTROLS)
+    return leads_table(rows, [one for one in methods if one.endswith(", tuned") or one in wanted])
 
 
 def by_attack(rows: pandas.DataFrame) -> str:
-    """The lead on the chassis and over the oracle under each attack; not planned, so without p."""
+    """The lead under each attack over the methods that met all, and over the oracle; not planned, so without p."""
     means = cells(rows[rows["share"] > 0])
-    methods = [one for one in means.columns if one.endswith(", tuned") or one == ORACLE]
-    attacks = sorted(means.index.unique("attack"))
-    lines = []
-    for method in methods:
-        lead = (means[OURS] - means[method]).dropna()
-        found = [by_federation(lead.xs(attack, level="attack")) for attack in attacks]
-        lines.append([method, *("–" if one is None else interval(one) for one in found)])
-    return markdown(["minus", *attacks], lines)
-
-
-def as_published(rows: pandas.DataFrame) -> str:
-    """Against rivals as published."""
-    others = ("Recommended", "KnowsHonest", *CONTROLS)
-    methods = rows["method"].unique()
-    published = [
-        one for one in methods if not one.endswith(", tuned") and not one.startswith(others)
+    methods = [
+        one
+        for one in means.columns[means.notna().all()]
+        if one.endswith(", tuned") or one == ORACLE
     ]
-    return leads_table(rows, published)
+    lines = []
+    for share in sorted(means.index.unique("share")):
+        own = means.xs(share, level="share")
+        for attack in sorted(own.index.unique("attack")):
+            leads = own.xs(attack, level="attack")
+            found = [by_federation(leads[OURS] - leads[method]) for method in methods]
+            lines.append([f"{attack} {share:.0%}", *map(shown, found)])
+    return markdown(["attack", *methods], lines)
 
 
 def ablation(rows: pandas.DataFrame) -> str:
@@ -193,61 +185,62 @@ def ablation(rows: pandas.DataFrame) -> str:
 
 
 def distance(rows: pandas.DataFrame) -> str:
-    """How far usable methods are behind the oracle, the smallest distance under attack first."""
+    """How far usable methods are behind the oracle, the smallest distance under the most hostile clients first."""
     means = cells(rows)
     seconds = rows[rows["share"] == 0].groupby(["federation", "method"])["seconds"].mean().unstack()
     behind = means.rsub(means[ORACLE], axis=0)
-    usable = [one for one in means.columns if not one.startswith("KnowsHonest")]
-    usable.sort(key=lambda one: both(behind[one])[-1].mean)
+    shares = sorted(means.index.unique("share"))
+    usable = [one for one in means.columns if one != ORACLE]
+    usable.sort(key=lambda one: mean_of(by_share(behind[one])[shares[-1]]))
     lines = []
     for method in usable:
         own = behind[method].dropna()
-        within = by_federation(100.0 * (own <= WITHIN))
-        assert within is not None
-        line = [method, *map(interval, both(own)), interval(within, "{:.1f}")]
+        line = [method, *map(shown, by_share(behind[method]).values())]
+        line.append(shown(by_federation(100.0 * (own <= WITHIN)), "{:.1f}"))
         line += [f"{own.max():.1f}", place(own.idxmax())]
-        line += [f"{means[method].min():.1f}", place(means[method].idxmin())]
         line.append(f"{(seconds[method] / seconds['FedAvg']).median():.2f}")
         lines.append(line)
-    heads = ["method", "behind, clean", "behind, attacked", f"% of cells within {WITHIN:g} points"]
-    heads += ["largest", "at", "worst cell", "at", "time / FedAvg"]
+    heads = ["method", *(f"behind, {column(share)}" for share in shares)]
+    heads += [f"% of cells within {WITHIN:g} points", "largest", "at", "time / FedAvg"]
     return markdown(heads, lines)
 
 
 def readme_table(raw: pandas.DataFrame) -> str:
-    """Means over the new federations, and the lead of `Recommended`; empty without the methods that are shown."""
-    new = raw[(raw["variant"] == AS_IT_IS) & ~raw["federation"].isin(TOUCHED)]
-    means = cells(new)
+    """Means, and the lead of `Recommended`; empty without the methods that are shown."""
+    means = cells(raw[raw["variant"] == AS_IT_IS])
     if not {*SHOWN} <= {*means.columns}:
         return ""
+    shares = sorted(means.index.unique("share"))
     lines = []
     for method in SHOWN:
-        levels = [f"{one.mean:.1f}" for one in both(means[method])]
-        leads = ["–"] * 2 if method == OURS else map(interval, both(means[OURS] - means[method]))
+        levels = [
+            "–" if one is None else f"{one.mean:.1f}" for one in by_share(means[method]).values()
+        ]
+        leads = by_share(means[OURS] - means[method]).values()
         label = {OURS: f"**`{OURS}`**", ORACLE: f"{ORACLE} †"}.get(method, method)
-        lines.append([label, *levels, f"{means[method].min():.1f}", *leads])
-    heads = ["method", "not hostile", "40% hostile", "worst cell"]
-    return markdown([*heads, "lead, not hostile", "lead, 40% hostile"], lines)
+        own = ["–"] * len(shares) if method == OURS else map(shown, leads)
+        lines.append([label, *levels, *own])
+    names = [column(share) for share in shares]
+    return markdown(["method", *names, *(f"lead, {name}" for name in names)], lines)
 
 
 def alarms(rows: pandas.DataFrame) -> str:
     """False alarms and detection of the methods with evidence."""
+    shares = sorted(rows["share"].unique())
     lines = []
     for method, own in rows.groupby("method"):
         if own["alarms"].isna().all():
             continue
-        indexed = own.set_index("federation")
-        clean = indexed["share"] == 0
-        parts = (
-            indexed["alarms"][clean],
-            indexed["alarms"][~clean],
-            indexed["auroc"][~clean].dropna(),
-        )
-        found = [by_federation(100 * part) for part in parts]
-        lines.append(
-            [str(method), *("–" if one is None else interval(one, "{:.1f}") for one in found)]
-        )
-    return markdown(["method", "false alarms, clean (%)", "attacked (%)", "AUROC (%)"], lines)
+        line = [str(method)]
+        for name, some in (("alarms", shares), ("auroc", shares[1:])):
+            for share in some:
+                part = own[own["share"] == share].set_index("federation")[name].dropna()
+                found = by_federation(100 * part) if len(part) else None
+                line.append(shown(found, "{:.1f}"))
+        lines.append(line)
+    heads = [f"false alarms, {column(share)} (%)" for share in shares]
+    heads += [f"AUROC, {column(share)} (%)" for share in shares[1:]]
+    return markdown(["method", *heads], lines)
 
 
 def variants_table(rows: pandas.DataFrame) -> str:
@@ -257,22 +250,19 @@ def variants_table(rows: pandas.DataFrame) -> str:
         means = cells(own)
         count = means.index.get_level_values("federation").nunique()
         for method in means.columns.drop(OURS):
-            line = [str(variant), str(count), method]
-            lines.append(line + [interval(one) for one in both(means[OURS] - means[method])])
-    return markdown(["variant", "federations", "minus", "clean", "attacked"], lines)
+            leads = by_share(means[OURS] - means[method]).values()
+            lines.append([str(variant), str(count), method, *map(shown, leads)])
+    shares = sorted(rows["share"].unique())
+    return markdown(["variant", "federations", "minus", *map(column, shares)], lines)
 
 
-TABLES: dict[str, Callable[[pandas.DataFrame], str]] = {
-    "Lead on the same chassis": on_chassis,
-    "Lead by attack": by_attack,
-    "Lead over methods as published": as_published,
-    "What each part brings": ablation,
-    "Distance to the oracle": distance,
-    "False alarms": alarms,
+TITLES: dict[Callable[[pandas.DataFrame], str], str] = {
+    on_chassis: "Lead on the same chassis",
+    by_attack: "Lead by attack",
+    distance: "Distance to the oracle",
+    alarms: "False alarms",
+    ablation: "What each part brings",
 }
-# The claim is about the new federations, which have all tables
-OF_ALL = ("Lead on the same chassis", "Distance to the oracle", "False alarms")
-OF_ADDED = ("Lead on the same chassis", "False alarms")
 
 
 # Cells of tables
@@ -284,6 +274,16 @@ def interval(one: Difference, number: str = "{:+.1f}") -> str:
     if one.margin is None:
         return text
     return f"{text} [{one.mean - one.margin:.1f}, {one.mean + one.margin:.1f}]"
+
+
+def shown(one: Difference | None, number: str = "{:+.1f}") -> str:
+    """The same; a dash where there is nothing."""
+    return "–" if one is None else interval(one, number)
+
+
+def mean_of(one: Difference | None) -> float:
+    """The mean, to sort by; last where there is none."""
+    return math.inf if one is None else one.mean
 
 
 def place(cell: tuple[str, str, float]) -> str:

@@ -60,7 +60,7 @@ def test_an_update_against_the_own_past_is_evidence_and_does_not_rewrite_it() ->
         zs.append(z)
     assert all(z != z for z in zs[:3])  # three updates make a past
     assert zs[3] < -16
-    assert min(zs[4:7]) > 16
+    assert min(zs[4:7]) >= 1.5
     assert zs[7] < -16  # its past is still the one of the honest rounds
 
 
@@ -75,7 +75,7 @@ def test_the_past_is_that_of_the_first_updates_however_slowly_a_client_turns() -
     assert memory["times"].tolist() == [5]
     assert zs[10] < 0  # at 90 degrees
     assert min(zs[12:]) > 0  # from 120 degrees on
-    assert zs[-1] > 16
+    assert zs[-1] >= 1.5
 
 
 def test_where_most_clients_turn_none_is_told_apart() -> None:
@@ -97,7 +97,7 @@ def test_where_most_clients_turn_none_is_told_apart() -> None:
         memory = found.memory
         assert found.z is not None
         if number == 1:
-            assert (found.z > 16).tolist() == [True, False, False, False]
+            assert (found.z > 1).tolist() == [True, False, False, False]
     assert float(found.z.max()) < 1
 
 

@@ -41,12 +41,13 @@ POSSIBLE_LIARS = 0.3  # share of the judges, where clients judge
 SKETCH = 256  # numbers; the cosine of two sketches has a standard error of 1/√256
 FIRST = 5  # updates of a client, whose mean direction is its past; later ones may turn slowly
 LEAST_TIMES = 3  # of these, without which a past says nothing
-LEAST_FILLED = 100  # slots of a sketch; updates of smaller models turn with every overshoot
+LEAST_FILLED = 100  # slots of a sketch; updates of smaller models turn, and agree, by chance
 OPPOSITE = 0.2  # a cosine to the past below −0.2 (an angle above 102°) is against it
 LARGEST_COSINE = 0.999  # Fisher's transformation is infinite at 1
+MOST_TURNED = 1.5  # that counts in a round: honest clients turn once, too, when the model overshoots
 AT_ONCE = 1024  # clients whose sketches are made and compared at a time
 FEW = 256  # sketches that a CPU compares in less time than a GPU takes for the launches
-COPY = 0.9  # cosine above which two updates count as one
+COPY, SAME = 0.9, 0.9999  # cosine above which two updates count as one; the same in smaller models
 SIGNS_SEED = 7  # the same signs in every run, so that checkpoints stay valid
 
 
@@ -105,10 +106,12 @@ class Significance(PageTest):
 
     Two more witnesses compare directions of updates; see `look_back`:
 
-    - `history`: an update that points against the first five of the same client, in models of 100
-      parameters and more. The larger of the two z-values counts.
+    - `history`: an update that points against the first five of the same client, by at most 1.5 a round,
+      so that it counts from the fifth such round on. The larger of the two z-values counts.
     - `copies`: updates that are almost equal share the weight of one, in rounds with evidence from
       held-out samples or judges.
+
+    In models of fewer than 100 parameters, history is no evidence, and only identical updates are copies.
 
     `backdoors` scans the model for patterns that turn inputs of many classes into one. While a class is
     suspect, clients whose models react to its pattern more than others lose weight, and `fine_tune` trains
@@ -340,10 +343,11 @@ def count_copies(sketches: Tensor) -> Tensor:
     """How many updates of the cohort point in almost the same direction as each one, itself included [n].
 
     Clients that send the same vector, as in ALIE or mimicry, have cosines near 1. Honest clients that
-    train on different samples rarely exceed 0.9.
+    train on different samples rarely exceed 0.9 in models of 100 parameters and more.
     """
+    least = COPY if _filled(sketches) >= LEAST_FILLED else SAME
     # In parts: all pairs of 10,000 clients would take 400 MB
-    parts = [(some @ sketches.T > COPY).sum(1) for some in torch.split(sketches, AT_ONCE)]
+    parts = [(some @ sketches.T > least).sum(1) for some in torch.split(sketches, AT_ONCE)]
     return torch.cat(parts).clamp(min=1).double()
 
 
@@ -361,9 +365,14 @@ def against_past(past: Tensor, times: Tensor, sketches: Tensor) -> Tensor:
     """
     cosine = torch.nn.functional.cosine_similarity(sketches, past, dim=1).double()
     turned = (-cosine).clamp(-LARGEST_COSINE, LARGEST_COSINE).atanh()
-    filled = (sketches != 0).any(0).sum()  # a model of few parameters leaves slots empty
-    z = (turned - math.atanh(OPPOSITE)) * (filled - 3).clamp(min=0).double().sqrt()
-    return torch.where((times >= LEAST_TIMES) & (filled >= LEAST_FILLED), z, torch.nan)
+    filled = _filled(sketches)
+    z = (turned - math.atanh(OPPOSITE)) * max(0, filled - 3) ** 0.5
+    return z.where((times >= LEAST_TIMES) & (filled >= LEAST_FILLED), torch.nan)
+
+
+def _filled(sketches: Tensor) -> int:
+    """Slots that some update fills; a model of few parameters leaves the others empty."""
+    return int((sketches != 0).any(0).sum())
 
 
 def look_back(
@@ -397,7 +406,8 @@ def look_back(
     is_first = (times[rows] < FIRST) & ~(z > 0)
     past[rows] += is_first[:, None] * sketches
     times[rows] += is_first
-    return LookBack(z.cpu(), counts, {"ids": ids, "past": past, "times": times})
+    counted = z.clamp(max=MOST_TURNED).cpu()
+    return LookBack(counted, counts, {"ids": ids, "past": past, "times": times})
 
 
 def larger(held_out: Tensor | None, *others: Tensor | None) -> Tensor | None:
