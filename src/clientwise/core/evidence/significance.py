@@ -366,7 +366,7 @@ def against_past(past: Tensor, times: Tensor, sketches: Tensor) -> Tensor:
     cosine = torch.nn.functional.cosine_similarity(sketches, past, dim=1).double()
     turned = (-cosine).clamp(-LARGEST_COSINE, LARGEST_COSINE).atanh()
     filled = _filled(sketches)
-    z = (turned - math.atanh(OPPOSITE)) * max(0, filled - 3) ** 0.5
+    z = (turned - math.atanh(OPPOSITE)) * math.sqrt(max(0, filled - 3))
     return z.where((times >= LEAST_TIMES) & (filled >= LEAST_FILLED), torch.nan)
 
 
