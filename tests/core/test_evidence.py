@@ -212,7 +212,11 @@ def test_history_alone_needs_nobody_to_judge() -> None:
         found = evidence(updates(way), PRIOR, memory)
         torch.testing.assert_close(found.weights, PRIOR)
         memory = dict(found.memory)
-    found = evidence(updates(turned), PRIOR, memory)
+    for turns in range(1, 13):
+        found = evidence(updates(turned), PRIOR, memory)
+        memory = dict(found.memory)
+        lowered = bool(found.weights[6:].sum() < 0.3)
+        assert lowered == (turns > 4), "a few turns are no evidence"
     assert found.weights[6:].sum() < 0.01
     torch.testing.assert_close(found.weights[:6], (1 - found.weights[6:].sum()).expand(6) / 6)
 

@@ -138,12 +138,12 @@ def test_z_is_fishers_test_of_a_cosine_below_a_fifth() -> None:
     memory: dict[str, Tensor] = {}
     for _ in range(3):
         memory, _ = seen(memory, 0, way)
-    for cosine in (-0.3, -0.6, -0.9):
+    for cosine in (0.5, -0.1, -0.21, -0.26, -0.9):
         update = cosine * way + (1 - cosine**2) ** 0.5 * aside
         found = float(torch.nn.functional.cosine_similarity(*sketch(torch.stack([way, update])), 0))
         _, z = seen(memory, 0, update)
         expected = (numpy.arctanh(-found) - numpy.arctanh(0.2)) * 253**0.5
-        assert z == pytest.approx(expected, rel=1e-4)
+        assert z == pytest.approx(min(expected, 1.5), rel=1e-4)
 
 
 def test_copies_are_not_merged_without_held_out_samples(tmp_path) -> None:

@@ -21,8 +21,8 @@ from clientwise.report.items import Table
 from reported import is_harmful
 
 SEED = 3
-ROUNDS = 6
-TURNS = 5  # the round in which the sleeper turns hostile
+ROUNDS = 10
+TURNS = 4  # the round in which the sleeper turns hostile
 CAP = 0.12
 CLEAN = ("clean 1", "clean 2", "clean 3")
 HONEST = (*CLEAN, "copied", "rare class", "tiny")
@@ -140,7 +140,7 @@ def test_a_client_whose_updates_are_ten_times_too_long(run: RunFolder) -> None:
     found = of(run, "scaled", ROUNDS)
     assert (found.cause, found.is_lowered, found.is_hostile) == ("clipping", False, True)
     assert found.clipped is not None
-    assert found.clipped < 0.3
+    assert found.clipped < 0.5
     assert found.share == pytest.approx(found.weight * found.clipped)
     assert f"shortens the update to {found.clipped:.1%} of its length" in found.by_rule()
 
@@ -165,12 +165,13 @@ def test_a_copy_and_the_copied_client_share_a_weight_and_neither_is_said_to_harm
 def test_a_sleeper_is_honest_until_it_turns_against_its_past(run: RunFolder) -> None:
     before = of(run, "sleeper", TURNS - 1)
     assert (before.is_lowered, before.is_significant) == (False, False)
-    after = of(run, "sleeper", TURNS)
+    assert not of(run, "sleeper", TURNS).is_significant, "one turn is no evidence"
+    after = of(run, "sleeper", TURNS + 4)
     assert after.evidence is not None
     assert (after.cause, after.evidence.witness, after.evidence.since) == (
         "evidence",
         "past",
-        TURNS,
+        TURNS + 2,  # with what the held-out samples tell
     )
     assert not is_harmful(after)
     assert "its update points against its own first updates" in after.by_evidence()
