@@ -208,8 +208,9 @@ def test_a_criterion_is_compared_with_dataset_size(script: Callable[[str], Modul
     tests, _, by_method = script("make_criteria").all_tables(raw)
     low, high = stats.t.interval(0.95, 2, 2.0, stats.sem([1.0, 2.0, 3.0]))
     shown = f"+2.0 [{low:.1f}, {high:.1f}]"
-    assert f"| wrong labels | training loss | {shown} | 0.074 |" in tests
-    assert f"| training loss | {shown} | {shown} | – |" in by_method
+    assert f"| wrong labels | training loss | {shown} | 0.074 | {shown} | – |" in tests
+    assert f"| training loss | {shown} |" in by_method
+    assert "| method | wrong labels (3) |" in by_method
 
 
 DIGITS = {"name": "digits"}

@@ -26,9 +26,6 @@ FEWEST_CLIENTS = 5  # of fewer, 20% are none or more than 20%
 HEADS = (
     "federation",
     "clients",
-    "median client",
-    "server, report",
-    "metric",
     "server alone",
     "oracle",
     "lead",
@@ -59,18 +56,15 @@ def line_of(folder: Path, cell: MatrixCell) -> list[str]:
     lead = means[ORACLE] - alone
     experiment = cell.experiment
     data, _ = build_data(experiment, load_samples(experiment), experiment.seeds[0])
-    found = summarise(data)
+    clients = summarise(data).train.numel()
     return [
         cell.data,
-        str(found.train.numel()),
-        str(int(found.train.median())),
-        f"{found.weigh.sum()}, {found.report.sum()}",
-        run.facts.metric,
+        str(clients),
         f"{alone:.1f}",
         f"{means[ORACLE]:.1f}",
         f"{lead:+.1f}",
         "yes" if cell.data in TOUCHED else "",
-        verdict(lead, found.train.numel()),
+        verdict(lead, clients),
     ]
 
 
