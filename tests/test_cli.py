@@ -415,7 +415,10 @@ def test_a_new_config_runs(tmp_path: Path) -> None:
     assert (data["categories"], data["ignore"], data["client"]) == (["sex"], ["id"], "site")
     run = ("run", "own.toml", "--rounds", "1", "--seeds", "1")
     assert "Recommended" in clientwise(*run, cwd=tmp_path)
-    clientwise("new", "rows.csv", "--out", "age.toml", "--target", "age", cwd=tmp_path)
+    said = clientwise("new", "rows.csv", "--out", "age.toml", "--target", "age", cwd=tmp_path)
+    assert "age has 120 different values and is predicted as numbers" in said
+    said = clientwise("new", "rows.csv", "--out", "site.toml", "--target", "site", cwd=tmp_path)
+    assert 'as classes; for numbers, set kind = "regression" in data' in said
     assert "regression" in clientwise("check", "age.toml", cwd=tmp_path)
 
 

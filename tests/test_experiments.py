@@ -159,7 +159,7 @@ def test_p2_runs_on_files_in_leafs_format(tmp_path: Path) -> None:
     settings = [word for change in changes for word in ("--set", change)]
     checked = CliRunner().invoke(app, ["check", str(path), *options, *settings])
     assert checked.exit_code == 0, checked.output
-    assert "femnist: 262 samples, classification; 2 of them unused" in checked.output
+    assert "femnist: 262 samples, classification of 62 classes; 2 of them unused" in checked.output
 
     run = cw.run(cw.load(path, changes, given, "femnist"), tmp_path / "run")
     assert run.frame("clients")[["num_train", "num_test"]].to_numpy().tolist() == [[16, 4]] * 13

@@ -124,8 +124,8 @@ def test_check_says_what_nobody_holds(tmp_path: Path) -> None:
     config["data"] = {"name": "table", "files": "*.csv", "target": "y"}
     data, clients, *_ = describe(cw.load(config))
     assert (
-        "121 samples, classification; 1 of them unused (clients with fewer than partition.minimum samples are left out)"
-        in data
+        "121 samples, classification of 2 classes; 1 of them unused (clients with fewer than partition.minimum "
+        "samples are left out)" in data
     )
     assert "2 with" in clients
 

@@ -53,9 +53,15 @@ HOSTILE = CONFIG | {"hostile": [{"clients": 3, "attack": "sign_flip"}]}
         (lambda labels: (labels > 0) * 1.0, CONFIG, None, r"2 different values \(0, 1\) and are"),
         (lambda labels: labels, WITHOUT_MODEL, SOFTMAX, "ends in a softmax .*Return logits"),
         (lambda labels: (labels > 0) * 1, WITHOUT_MODEL, SIGMOID, "ends in a softmax or sigmoid"),
+        (
+            lambda labels: labels * 9,
+            CONFIG,
+            None,
+            r"3 different values \(0, 9, 18\) and .* as classes",
+        ),
         (lambda labels: labels, HOSTILE, None, "all 3 clients are hostile"),
     ],
-    ids=["float labels", "softmax", "sigmoid", "hostile"],
+    ids=["float labels", "softmax", "sigmoid", "counts", "hostile"],
 )
 def test_what_is_probably_not_meant_is_said(
     change: Any, config: dict[str, Any], model: Any, said: str, tmp_path: Path, caplog: Any
@@ -242,9 +248,14 @@ def test_rows_that_are_tested_or_weighed_by_and_trained_on(tmp_path: Path) -> No
 
 
 def test_few_samples_to_weigh_by(tiny: dict[str, Any]) -> None:
-    tiny |= {"methods": ["FedAvg", "Recommended"], "server_set": {"fraction": 0.01}}
-    assert re.search(r"Recommended: the server weighs by \d held-out samples", warnings_of(tiny))
-    assert "FedAvg" not in warnings_of(tiny)
+    plain = {"name": "plain", "like": "Recommended", "fine_tune": None}
+    tiny |= {"methods": ["FedAvg", "Recommended", plain], "server_set": {"fraction": 0.01}}
+    lines = warnings_of(tiny).splitlines()
+    tuned, untuned = [line for line in lines if "held-out samples, fewer" in line]
+    assert re.search(r"Recommended: the server weighs by \d held-out samples", tuned)
+    assert "fine_tune trains the model on them: FedAvg may be better" in tuned
+    assert "plain: the server weighs" in untuned
+    assert "fine_tune" not in untuned
 
 
 def test_methods_that_are_not_what_their_names_promise(tiny: dict[str, Any]) -> None:

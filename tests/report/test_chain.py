@@ -93,6 +93,7 @@ class Changed:
     ) -> None:
         self.run, self.weights, self.changed = run, weights, about
         self.config = run.config if config is None else config
+        self.change = -0.12
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.run, name)
@@ -104,7 +105,7 @@ class Changed:
         if name == "weights":
             return self.weights
         found = self.run.frame(name)
-        return found.assign(held_out_change=-0.12) if name == "rounds" else found
+        return found.assign(held_out_change=self.change) if name == "rounds" else found
 
 
 @pytest.fixture
@@ -147,19 +148,19 @@ def test_sentences_say_what_the_record_shows(made: Changed) -> None:
     assert moves == {
         # Refused in round 4, which therefore does not interrupt the rounds since 3.
         0: (
-            "Evidence lowers the weight from 10.0% to 5.0% (since round 3): in place of the mean, its "
-            "update would raise the held-out loss by 0.031 ± 0.004; the mean lowered it by 0.12.",
+            "Evidence lowers the weight from 10.0% to 5.0% (since round 3): with its update, the "
+            "held-out loss would be 0.031 ± 0.004 higher than with the mean of all; the mean lowered it by 0.12.",
         ),
         1: (
             "Evidence of earlier rounds lowers the weight from 10.0% to 5.0% (since round 2). It was last "
-            "significant in round 2: in place of the mean, its update would have raised the held-out loss "
-            "by 0.2 ± 0.03; the mean lowered it by 0.12. In round 5, it is not significant.",
+            "significant in round 2: with its update, the held-out loss would have been 0.2 ± 0.03 "
+            "higher than with the mean of all; the mean lowered it by 0.12. In round 5, it is not significant.",
             f"{RULE} lowers the share from 5.0% to 3.1%.",
         ),
         2: (
-            "Evidence against the client is significant: in place of the mean, its update would raise the "
-            "held-out loss by 0.05 ± 0.01; the mean lowered it by 0.12. Other clients lost at least as much "
-            "weight.",
+            "Evidence against the client is significant: with its update, the held-out loss would be "
+            "0.05 ± 0.01 higher than with the mean of all; the mean lowered it by 0.12. Other clients lost at "
+            "least as much weight.",
             "The cap of 20% lowers the weight from 50.0%.",
         ),
         3: (
@@ -220,15 +221,61 @@ def test_a_harm_is_stated_only_where_it_is_known_what_is_significant(
     found = own[0].evidence
     assert (found.since, found.witness, found.loss) == (3, witness, loss)
     assert is_harmful(own[0]) == (witness == "loss")
-    assert ("would raise" in own[0].by_evidence()) == (witness == "loss")
+    assert ("would be" in own[0].by_evidence()) == (witness == "loss")
 
 
 def test_a_harm_that_is_small_by_itself_is_shown_with_the_sum_over_the_rounds() -> None:
     found = Evidence(0.1, 1, last=2, witness="loss", z=4.1, harm=0.0095, error=0.009, change=0.016)
     assert found.size(is_past=False) == (
-        "compared with the mean or no update, whichever is better, its update would raise the loss by "
-        "0.0095 ± 0.009 (small by itself: summed over the rounds, z is 4.1); the mean raised it by 0.016"
+        "with its update, the loss would be 0.0095 ± 0.009 higher than with the mean of all or with no update, "
+        "whichever is better (small by itself: summed over the rounds, z is 4.1); the mean raised it by 0.016"
     )
+
+
+@pytest.mark.parametrize(
+    ("harms", "change", "source", "said"),
+    [
+        (
+            [0.05, 0.03, 0.01],
+            0.12,
+            "held_out",
+            "and so would those of 5 of 7 other clients: the model may be",
+        ),
+        ([0.05, 0.03, 0.01], 0.12, "clients", "higher than with the mean of all; the mean raised"),
+        (
+            [0.05, -0.01, 0.01],
+            0.12,
+            "held_out",
+            "raise the held-out loss by 0.05 ± 0.01; the mean raised",
+        ),
+        (
+            [0.05, -0.06, 0.0],
+            0.12,
+            "held_out",
+            "the mean of all or with no update, whichever is better; the",
+        ),
+        (
+            [0.05, 0.03, 0.01],
+            -0.12,
+            "held_out",
+            "higher than with the mean of all; the mean lowered",
+        ),
+    ],
+)
+def test_it_is_said_where_most_updates_raise_the_loss(
+    made: Changed, harms: list[float], change: float, source: str, said: str
+) -> None:
+    """Clients 0, and 1 to 3, and 4 and 5; the last two have no harm."""
+    rows = made.weights.assign(harm=0.0, harm_error=0.01, z=0.0, posterior=0.1, refusal=None)
+    rows["harm"] = (
+        rows["client"]
+        .map(dict(zip(range(6), [harms[0], *3 * [harms[1]], *2 * [harms[2]]], strict=True)))
+        .fillna(0)
+    )
+    rows.loc[rows["client"] == 0, "z"] = 4.1
+    run = Changed(made, rows, {"server_set": {"source": source}})
+    run.change = change
+    assert said in by_client(run, "all of it", 1)[0].by_evidence()
 
 
 def test_the_terminal_shows_the_chain(frames: RunFolder) -> None:

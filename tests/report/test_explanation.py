@@ -114,7 +114,7 @@ def test_a_client_with_harmful_updates(run: RunFolder, client: str) -> None:
     (change,) = recorded(run, "rounds", worst.round_num)["held_out_change"]
     assert evidence.change == change
     assert evidence.harm > 0.1 * abs(evidence.change)  # the margin
-    assert "its update would raise the held-out loss by" in worst.by_evidence()
+    assert " higher than with the mean of all" in worst.by_evidence()
     assert "The client is hostile" in worst.known_facts()
 
 
@@ -131,9 +131,9 @@ def test_evidence_of_earlier_rounds_is_told_as_past(run: RunFolder) -> None:
         f"(since round {last.evidence.since}). It was last significant in round {last.evidence.last}:"
         in text
     )
-    assert "would have raised the held-out loss" in text
+    assert "the held-out loss would have been" in text
     assert f"In round {ROUNDS}, it is not significant." in text
-    assert "would raise" not in text
+    assert "would be" not in text
 
 
 def test_a_client_whose_updates_are_ten_times_too_long(run: RunFolder) -> None:
@@ -172,7 +172,7 @@ def test_a_sleeper_is_honest_until_it_turns_against_its_past(run: RunFolder) -> 
     assert after.evidence.since in range(TURNS + 1, TURNS + 5)
     assert not is_harmful(after)
     assert "its update points against its own first updates" in after.by_evidence()
-    assert "raise" not in after.by_evidence()
+    assert "with its update" not in after.by_evidence()
 
 
 def test_a_client_with_a_rare_class_is_not_said_to_harm(run: RunFolder) -> None:
@@ -198,7 +198,7 @@ def test_clean_clients_among_clean_ones_are_never_said_to_harm(run: RunFolder) -
         if one.name in HONEST:
             assert not is_harmful(one), one
             assert not one.is_lowered, one
-            assert "raise the" not in one.by_evidence()
+            assert "with its update" not in one.by_evidence()
     last = of(run, "clean 1", ROUNDS)
     assert last.cause in ("other clients", "nothing")
 
@@ -228,7 +228,7 @@ def test_every_sentence_agrees_with_its_fields(run: RunFolder) -> None:
         assert f"has {one.share:.1%} of round {one.round_num}'s model" in one.answer()
         assert one.answer().endswith(f"an equal share is {1 / 11:.1%}.")
         text = one.by_evidence()
-        assert ("would raise" in text) == is_harmful(one)
+        assert ("with its update, the held-out loss would be" in text) == is_harmful(one)
         assert ("lowers the weight" in text) == one.is_lowered
         assert not ("raises this weight" in text and one.evidence.after < one.prior)
         assert not is_harmful(one) or f"{abs(one.evidence.change):.2g}" in text

@@ -61,8 +61,10 @@ def new(
     partition = (
         '{ name = "dirichlet", clients = 10, concentration = 0.5 }  # classes spread unequally'
     )
+    lines = []
     if table is not None:
-        data = _own_data(table, target, client, out_file.parent)
+        data, said = _own_data(table, target, client, out_file.parent)
+        lines.append(said)
         partition = '{ name = "iid", clients = 5 }'
     if client is not None:
         partition = '"by_id"                      # every client has its own rows'
@@ -78,6 +80,7 @@ def new(
     command = command_name()
     print_lines(
         [
+            *lines,
             f"Written to {out_file}. Next:",
             f"  {command} check {out_file} --data",
             f"  {command} run {out_file}",
@@ -85,8 +88,8 @@ def new(
     )
 
 
-def _own_data(table: Path, target: str | None, client: str | None, folder: Path) -> str:
-    """The key `data` of a user's table. Paths start from the `folder` of the config."""
+def _own_data(table: Path, target: str | None, client: str | None, folder: Path) -> tuple[str, str]:
+    """The key `data` of a user's table, and what is predicted. Paths start from the `folder` of the config."""
     from ..data.table import read_table
     from ..registry import suggest
 
@@ -99,8 +102,15 @@ def _own_data(table: Path, target: str | None, client: str | None, folder: Path)
     found: dict[str, Any] = {"files": os.path.relpath(table, folder), "target": target}
     if client is not None:
         found["client"] = client
-    if frame[target].dtype.kind in "iuf" and frame[target].nunique() > FEW:
+    count, is_number = frame[target].nunique(), frame[target].dtype.kind in "iuf"
+    said = f"{target} has {count} different values and is predicted as "
+    if is_number and count > FEW:
         found["kind"] = "regression"
+        said += 'numbers; for classes, set kind = "classification" in data'
+    else:
+        said += "classes"
+        if is_number and count > 2:
+            said += '; for numbers, set kind = "regression" in data'
     inputs = frame.drop(columns=[column for column in (target, client) if column is not None])
     words = inputs.select_dtypes(exclude="number")
     names = [column for column in words if words[column].is_unique]  # of rows: nothing to learn
@@ -109,7 +119,7 @@ def _own_data(table: Path, target: str | None, client: str | None, folder: Path)
     keys = [
         f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in found.items() if value
     ]
-    return f'{{ name = "table", {", ".join(keys)} }}'
+    return f'{{ name = "table", {", ".join(keys)} }}', f"{said}."
 
 
 def check(

@@ -87,9 +87,11 @@ class Evidence:
     witness: Witness = "unknown"  # by what; this field and those below are of that round
     loss: str = "the loss"  # that `harm` is about
     z: float | None = None  # in standard errors, summed over the rounds
-    harm: float | None = None  # by how much following the client's update would raise the loss
+    harm: float | None = None  # how much higher the loss would be with it than with the mean
     error: float | None = None  # the standard error of `harm`
     change: float | None = None  # of the loss by the mean of the clipped updates
+    raising: int = 0  # clients whose updates raise the loss, itself included; 0: compared with the mean, or not known
+    judged: int = 0  # clients that have evidence by the loss in that round
 
     def size(self, *, is_past: bool) -> str:
         """What it was when it was last significant."""
@@ -101,15 +103,27 @@ class Evidence:
             return f"its model {verb} more than others to a pattern of a suspected backdoor"
         if self.witness == "unknown" or self.harm is None:
             return "its size is not recorded"
-        verb = "would have raised" if is_past else "would raise"
-        reference = "in place of the mean"
-        if self.change is not None and self.change >= 0:
-            reference = "compared with the mean or no update, whichever is better"
-        text = f"{reference}, its update {verb} {self.loss} by {self.harm:.2g}"
+        size, note = f"{self.harm:.2g}", ""
         if self.error:
-            text += f" ± {self.error:.1g}"
+            size += f" ± {self.error:.1g}"
             if self.z is not None and self.harm < 2 * self.error:
-                text += f" (small by itself: summed over the rounds, z is {self.z:.1f})"
+                note = f" (small by itself: summed over the rounds, z is {self.z:.1f})"
+        would = "would have" if is_past else "would"
+        if self.raising:
+            text = f"its update {would} {'raised' if is_past else 'raise'} {self.loss} by {size}"
+        else:
+            reference = "the mean of all"
+            if (self.change or -1) > 0 and self.loss != LOSSES["clients"]:
+                reference += " or with no update, whichever is better"
+            be = "been" if is_past else "be"
+            text = f"with its update, {self.loss} {would} {be} {size} higher than with {reference}"
+        text += note
+        if 2 * self.raising > self.judged > 1:
+            others = counted(self.judged - 1, "other client")
+            text += (
+                f", and so {would} those of {self.raising - 1} of {others}: the model may be tuned closely to the "
+                "server's samples, or its step may be too large"
+            )
         if self.change is None:
             return text
         verb = "lowered" if self.change < 0 else "raised"
@@ -521,6 +535,14 @@ def _evidence(at: Round) -> dict[int, Evidence]:
     since = judged[judged["round"] > last_kept].groupby("client")["round"].min().to_dict()
     rounds = lane_rows(at.run, "rounds", at.method, at.seed)
     changes = rounds.reindex(columns=["round", "held_out_change"])
+    # Compared with the mean, the weighted sum of all harms is 0 or, once the worst are lowered, less
+    harm = judged["harm"]
+    sums = {
+        "judged": harm.notna(),
+        "raising": harm > 0,
+        "rise": judged["posterior"] * copies * harm,
+    }
+    changes = changes.merge(pandas.DataFrame(sums).groupby(judged["round"]).sum(), on="round")
     significant = judged[judged["z"] > at.about.threshold].drop_duplicates("client", keep="last")
     last = {row["client"]: row for row in records(significant.merge(changes, on="round"))}
     server_set = at.run.config.get("server_set")
@@ -529,6 +551,9 @@ def _evidence(at: Round) -> dict[int, Evidence]:
     for row in records(judged[judged["round"] == at.round_num]):
         one = Evidence(row["posterior"], since.get(row["client"]))
         if worst := last.get(row["client"]):
+            is_rise = source != "clients" and worst["rise"] > ROUNDING < (
+                worst["held_out_change"] or 0
+            )
             one = replace(
                 one,
                 last=worst["round"],
@@ -538,6 +563,8 @@ def _evidence(at: Round) -> dict[int, Evidence]:
                 harm=worst["harm"],
                 error=worst["harm_error"],
                 change=worst["held_out_change"],
+                raising=worst["raising"] if is_rise else 0,
+                judged=worst["judged"],
             )
         found[row["client"]] = one
     return found

@@ -88,7 +88,7 @@ def _data(experiment: Experiment, data: FederatedData) -> str:
     source = "the members' files" if _has_client_data(data) else "the server's file"
     if experiment.data:
         source = experiment.data.name
-    text = f"{source}: {len(data.samples.targets):,} samples, {data.samples.problem.kind}"
+    text = f"{source}: {len(data.samples.targets):,} samples, {data.samples.problem.described}"
     if unused := summarise(data).unused:
         left_out = "clients with fewer than partition.minimum samples are left out"
         text += f"; {unused:,} of them unused ({left_out})"
@@ -190,6 +190,7 @@ MOST_VALUES = 2**22  # of inputs that are compared: larger data need not fit int
 MOST_ROWS = 100_000  # likewise: a run with more must not begin later
 NOTABLE = 0.01  # share of rows from which equal ones are worth a line
 MOST_NUMBERS = 20  # different targets of a regression that may be classes
+MOST_DIGITS = 10  # integer classes of a smaller range are not doubted
 FEWEST_TO_WEIGH = 20  # held-out samples
 TRIED = 100  # samples
 ROUNDING = 1e-4  # of probabilities that sum to 1
@@ -234,7 +235,10 @@ def _about_methods(experiment: Experiment, data: FederatedData) -> Iterator[str]
             yield f"{name}: {said} these samples"
         if needs_server_set(settings) and 0 < weighing < FEWEST_TO_WEIGH:
             said = f"the server weighs by {weighing} held-out samples, fewer than {FEWEST_TO_WEIGH}"
-            yield f"{name}: {said}: weights then depend on chance. Give or hold out more samples"
+            said += ": weights then depend on chance"
+            if settings.fine_tune is not None:
+                said += ", and fine_tune trains the model on them: FedAvg may be better"
+            yield f"{name}: {said}. Give or hold out more samples"
         if settings.privacy and data.samples.ids is not None:
             said = "the server's held-out samples are of the same ids as the clients' and get no"
             yield f"{name}: {said} noise: ε covers the clients' training samples alone (docs/privacy.md)"
@@ -273,20 +277,32 @@ def _rows(data: FederatedData, indices: Tensor) -> list[bytes]:
 
 
 def _about_targets(data: FederatedData) -> Iterator[str]:
-    """Numbers to predict that are probably classes, or masks."""
-    targets = data.samples.targets
-    if data.samples.problem.predicts != "numbers":
+    """Numbers to predict that are probably classes, or masks; classes that are probably numbers."""
+    samples = data.samples
+    predicted = samples.problem.predicts
+    if predicted not in ("numbers", "classes"):
         return
-    values = torch.unique(targets)
-    if len(values) > MOST_NUMBERS or bool((values % 1).any()):
-        return
-    said = (
-        f"targets have {len(values)} different values ({first_few([f'{one:g}' for one in values])})"
-    )
-    yield (
-        f"{said} and are predicted as numbers. For classes or masks give integers (a column of a frame: astype(int)); "
-        'in a config with a table, kind = "classification"'
-    )
+    values, counts = torch.unique(samples.targets, return_counts=True)
+    if predicted == "classes":
+        if samples.table is not None:
+            try:
+                values = torch.tensor([float(name) for name in samples.table.classes])
+            except ValueError:  # words
+                return
+        width = values[-1] - values[0]
+        has_rare = len(values) <= width or bool((counts == 1).any())
+        if len(values) < 3 or width < MOST_DIGITS or not has_rare:
+            return
+        hint = 'For counts or measurements, problem = "regression"; in a config with a table, kind = "regression"'
+    else:
+        if len(values) > MOST_NUMBERS or bool((values % 1).any()):
+            return
+        hint = (
+            "For classes or masks give integers (a column of a frame: astype(int)); in a config with a table, kind = "
+            '"classification"'
+        )
+    shown = first_few([f"{one:g}" for one in values.tolist()])
+    yield f"targets have {len(values)} different values ({shown}) and are predicted as {predicted}. {hint}"
 
 
 def _about_network(data: FederatedData, executor: DeviceExecutor) -> Iterator[str]:
