@@ -215,7 +215,7 @@ def distances(runs: list[Run]) -> dict[str, list[float | str]]:
         row: list[float | str] = []
         for share in shares_of(runs):
             row += with_share(behind, share)
-        within = {cell: 100.0 if value <= 2 else 0.0 for cell, value in behind.items()}
+        within = {cell: 100.0 if value <= 2 + 1e-9 else 0.0 for cell, value in behind.items()}
         largest = max(sorted(behind), key=lambda cell: behind[cell])
         row += [*over_federations(within)[:3], behind[largest], in_words(largest)]
         ratios = [
